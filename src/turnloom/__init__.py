@@ -1,0 +1,3 @@
+"""Turnloom: exact tokens for reinforcement learning of agents."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,117 @@
+"""The error tree. Each error knows its HTTP status and the boundary it belongs to.
+
+TurnloomError
+├── RequestError            the client's fault; `wire` turns it into the dialect's own shape
+│   ├── BadRequest          400  malformed, unsupported or contradictory
+│   ├── PromptTooLong       400  more tokens than the context holds
+│   ├── Unauthorized        401  no session has this key
+│   ├── NotFound            404
+│   ├── BodyTooLarge        413
+│   ├── LimitReached        429  a limit of the session
+│   └── SessionClosed       503
+├── EngineError             the engine's fault
+│   ├── EngineRejected      400  it refused this request; asking again will not help
+│   ├── EngineOverloaded    529  busy; ask again
+│   ├── EngineUnavailable   503  cannot be reached, or died
+│   ├── EngineProtocol      502  it broke its own contract; nothing it said is kept as sampled
+│   └── EngineAborted       529  it ended the request early
+├── RenderError             400  the chat template refuses these messages
+├── StoreError              500  a turn could not be made durable
+├── SandboxError, HarnessError, TaskError   the rollout's side
+└── ConfigError             what a person set; shown on one line with what to do
+"""
+
+from __future__ import annotations
+
+
+class TurnloomError(Exception):
+    """Root of everything Turnloom raises on purpose. `status` is the HTTP status a client sees."""
+
+    status: int = 500
+
+
+class RequestError(TurnloomError):
+    status = 400
+
+
+class BadRequest(RequestError):
+    status = 400
+
+
+class PromptTooLong(RequestError):
+    """The prompt has `tokens` tokens and the context holds `limit`."""
+
+    status = 400
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(f"prompt is too long: {tokens} tokens > {limit} maximum")
+        self.tokens = tokens
+        self.limit = limit
+
+
+class Unauthorized(RequestError):
+    status = 401
+
+
+class NotFound(RequestError):
+    status = 404
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+
+
+class LimitReached(RequestError):
+    status = 429
+
+
+class SessionClosed(RequestError):
+    status = 503
+
+
+class EngineError(TurnloomError):
+    status = 500
+
+
+class EngineRejected(EngineError):
+    status = 400
+
+
+class EngineOverloaded(EngineError):
+    status = 529
+
+
+class EngineUnavailable(EngineError):
+    status = 503
+
+
+class EngineProtocol(EngineError):
+    status = 502
+
+
+class EngineAborted(EngineError):
+    status = 529
+
+
+class RenderError(TurnloomError):
+    status = 400
+
+
+class StoreError(TurnloomError):
+    status = 500
+
+
+class SandboxError(TurnloomError):
+    pass
+
+
+class HarnessError(TurnloomError):
+    pass
+
+
+class TaskError(TurnloomError):
+    pass
+
+
+class ConfigError(TurnloomError):
+    pass

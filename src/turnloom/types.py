@@ -1,0 +1,294 @@
+"""The neutral vocabulary: what every layer says to every other.
+
+Everything here is frozen. Token ids are read-only int32 arrays and logprobs
+read-only float32 arrays (see `ids` and `floats`); a value made once is never
+changed, a changed one is a new value (`dataclasses.replace`).
+
+A tool's schema and a call's arguments are kept as JSON *text*: that is what
+crosses the wire, it is hashable, and nothing is lost by parsing it early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+def ids(values: Iterable[int] | npt.ArrayLike = ()) -> IntArray:
+    """A read-only int32 array [n] of token ids. Raises OverflowError outside int32."""
+    source = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=np.int64)  # type: ignore[arg-type]
+    if source.size and (int(source.min()) < 0 or int(source.max()) > 2**31 - 1):
+        raise OverflowError("a token id is outside 0..2**31-1")
+    array = np.array(source, dtype=np.int32)
+    array.flags.writeable = False
+    return array
+
+
+def floats(values: Iterable[float] | npt.ArrayLike = ()) -> FloatArray:
+    """A read-only float32 array [n] of natural-log probabilities."""
+    array = np.array(values if isinstance(values, np.ndarray) else list(values), dtype=np.float32)  # type: ignore[arg-type]
+    array.flags.writeable = False
+    return array
+
+
+NO_IDS = ids()
+NO_FLOATS = floats()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What the model thought. `ref` is the opaque field that a client carries back."""
+
+    text: str
+    ref: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """`arguments` is the JSON text of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    call_id: str
+    text: str
+    is_error: bool = False
+
+
+Part = Text | Reasoning | ToolCall | ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message. A `tool` message holds exactly one ToolResult."""
+
+    role: Role
+    parts: tuple[Part, ...]
+
+    @property
+    def text(self) -> str:
+        """The visible text: text parts (or the tool result), joined by newlines."""
+        return "\n".join(p.text for p in self.parts if isinstance(p, Text | ToolResult))
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(p.text for p in self.parts if isinstance(p, Reasoning))
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(p for p in self.parts if isinstance(p, ToolCall))
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """`parameters` is the JSON text of a JSON Schema."""
+
+    name: str
+    description: str
+    parameters: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The policy a session pins. top_k -1 and top_p 1.0 are off; `max_tokens` None is the engine's room."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One model call as a dialect read it. `max_tokens` and `stop` are the client's wishes."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    model: str = ""
+    call_tools: bool = True
+    """False when the client forbids tool calls in this reply (`tool_choice: none`)."""
+
+
+class Outcome(StrEnum):
+    """How a turn ended. Only delivered turns train by default."""
+
+    DELIVERED = "delivered"
+    ORPHANED = "orphaned"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why the engine stopped. `matched` is the stop token id or stop string it names, if it does."""
+
+    reason: FinishReason
+    matched: int | str | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Output tokens [start, end) were sampled by this weight version."""
+
+    version: str
+    start: int
+    end: int
+
+
+class CallStatus(StrEnum):
+    """What became of one attempt at a tool call. Only OK reaches the client as a call; the rest as text."""
+
+    OK = "ok"
+    INVALID_JSON = "invalid_json"
+    UNCLOSED = "unclosed"
+    MISSING_NAME = "missing_name"
+    UNKNOWN_TOOL = "unknown_tool"
+    MALFORMED = "malformed"
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One attempt at a tool call: `raw` is all its text, [start, end) its characters in the decoded output."""
+
+    status: CallStatus
+    name: str
+    raw: str
+    start: int
+    end: int
+
+
+class ForkKind(StrEnum):
+    """Why a token sequence starts anew instead of continuing a held one."""
+
+    TOOLS_CHANGED = "tools_changed"
+    SYSTEM_CHANGED = "system_changed"
+    HISTORY_CHANGED = "history_changed"
+    RESAMPLED = "resampled"
+    TEMPLATE = "template"
+    """The chat template cannot be split after this assistant message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """`message_index` is the first message (0-based, in the request) that differs from the nearest history."""
+
+    kind: ForkKind
+    message_index: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One model call, exact. Immutable; an amended outcome is a new Turn with the same id.
+
+    The prompt the engine saw is the base turn's prompt, plus its output, plus
+    `appended`; with no base it is `appended` alone. `prompt_crc` is the CRC-32
+    of the little-endian int32 prompt *as it was sent*, so that a rebuilt prompt
+    can prove that it is the one the engine had.
+    """
+
+    id: str
+    index: int
+    base: str | None
+    fork: Fork | None
+    appended: IntArray
+    prompt_len: int
+    prompt_crc: int
+    output: IntArray
+    logprobs: FloatArray
+    finish: Finish
+    outcome: Outcome
+    sampling: Sampling
+    versions: tuple[VersionSpan, ...] = ()
+    calls: tuple[CallRecord, ...] = ()
+    logprob_convention: str = "raw"
+    model: str = ""
+    escaped: int = 0
+    """Control-token spellings found in message text and encoded as plain text."""
+    started: float = 0.0
+    ended: float = 0.0
+    error: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Turn) and same_fields(self, other)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One training row; all per-token columns have length N = len(token_ids).
+
+    token_ids int32 [N]; loss_mask uint8 [N], 1 = train on this token;
+    logprobs float32 [N], NaN where not sampled; turn_index int32 [N], -1 where
+    not sampled; weight_version one string or None per token. `prompt_len` is
+    the index of the first sampled token. `weight` makes a rollout count once:
+    1 / number of samples of the session.
+    """
+
+    token_ids: IntArray
+    loss_mask: npt.NDArray[np.uint8]
+    logprobs: FloatArray
+    turn_index: IntArray
+    weight_version: tuple[str | None, ...]
+    prompt_len: int
+    temperature: float
+    session_id: str
+    rollout_id: str
+    group_id: str
+    lineage_id: str
+    label: str
+    sample_index: int
+    weight: float
+    reward: float | None
+    outcome: str
+    finish_reason: str
+    statuses: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sample) and same_fields(self, other)
+
+
+def same_fields(left: object, right: object) -> bool:
+    """Equality of two dataclasses of one type whose fields may be arrays (NaN equals NaN)."""
+    for name in left.__slots__:  # type: ignore[attr-defined]
+        a, b = getattr(left, name), getattr(right, name)
+        if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+            if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
+                return False
+        elif a != b:
+            return False
+    return True

@@ -195,6 +195,8 @@ class ForkKind(StrEnum):
     SYSTEM_CHANGED = "system_changed"
     HISTORY_CHANGED = "history_changed"
     RESAMPLED = "resampled"
+    NEW_CONVERSATION = "new_conversation"
+    """Nothing recorded in this session begins like this request: a sub-agent, a side request, a restart."""
     TEMPLATE = "template"
     """The chat template cannot be split after this assistant message."""
 

@@ -1,0 +1,175 @@
+"""A session's tree: resolve a request against it, stage what a turn adds, apply it.
+
+`prepare` and `stage` read, `apply` and `amend` mutate. A session stages and
+applies under one lock, with the store's write between them, so that what is in
+the tree is always on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from turnloom.core.match import message_key, tools_key
+from turnloom.core.records import Delta, Node
+from turnloom.types import NO_IDS, IntArray, Message, Outcome, Request, Tool, Turn, ids
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Where a request attaches. `path` are the matched nodes, head first; empty when no head has these tools.
+
+    `base` is the deepest turn on the path: its tokens can be continued. `tail`
+    are the request's messages after the base turn's reply, or all of them.
+    """
+
+    request: Request
+    path: tuple[int, ...]
+    base: str | None
+    tail: tuple[Message, ...]
+    keys: tuple[bytes, ...]
+
+
+class Tree:
+    """Nodes in the order they were added (a node's id is its position), turns in the order they were committed."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.turns: dict[str, Turn] = {}
+        self.node_of: dict[str, int] = {}
+        self._children: dict[int, dict[bytes, list[int]]] = {}
+        self._heads: dict[bytes, int] = {}
+        self._calls: dict[str, int] = {}
+
+    def head(self, tools: Sequence[Tool]) -> int | None:
+        return self._heads.get(tools_key(tools))
+
+    @property
+    def heads(self) -> tuple[int, ...]:
+        return tuple(self._heads.values())
+
+    def matching_children(self, parent: int, key: bytes) -> Sequence[int]:
+        return self._children.get(parent, {}).get(key, ())
+
+    def children(self, parent: int) -> list[int]:
+        """In the order they were added."""
+        return sorted(n for group in self._children.get(parent, {}).values() for n in group)
+
+    def prepare(self, request: Request) -> Pending:
+        """Resolve without mutating."""
+        keys = tuple(message_key(m) for m in request.messages)
+        head = self.head(request.tools)
+        if head is None:
+            return Pending(request, (), None, request.messages, keys)
+        path = self.path(self._deepest(head, request.messages, keys))
+        for depth in range(len(path) - 1, 0, -1):
+            if (turn := self.nodes[path[depth]].turn) is not None:
+                return Pending(request, path, turn, request.messages[depth:], keys)
+        return Pending(request, path, None, request.messages, keys)
+
+    def _deepest(self, head: int, messages: Sequence[Message], keys: Sequence[bytes]) -> int:
+        """The end of the longest matching history. Equal siblings are all followed; evidence, then recency, decides."""
+        frontier = [head]
+        for message, key in zip(messages, keys, strict=True):
+            found = [child for node in frontier for child in self.matching_children(node, key)]
+            if not found:
+                break
+            frontier = self._by_evidence(message, found)
+        return max(frontier, key=self._preference)
+
+    def _by_evidence(self, message: Message, found: list[int]) -> list[int]:
+        """Minted call ids name their turn; after them, reasoning that came back word for word."""
+        if message.role != "assistant" or len(found) == 1:
+            return found
+        named = {self._calls[c.id] for c in message.calls if c.id in self._calls}
+        if narrowed := [n for n in found if n in named]:
+            return narrowed
+        thought = message.reasoning.strip()
+        if thought and (narrowed := [n for n in found if self._message(n).reasoning.strip() == thought]):
+            return narrowed
+        return found
+
+    def _preference(self, node: int) -> tuple[int, int]:
+        """Delivered turns before the client's own messages before turns nobody got; then the newest."""
+        turn = self.nodes[node].turn
+        if turn is None:
+            return (1, node)
+        return (2 if self.turns[turn].outcome is Outcome.DELIVERED else 0, node)
+
+    def _message(self, node: int) -> Message:
+        message = self.nodes[node].message
+        assert message is not None, "a head has no message"
+        return message
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Node ids from the head to `node`."""
+        steps = [node]
+        while (parent := self.nodes[steps[-1]].parent) is not None:
+            steps.append(parent)
+        return tuple(reversed(steps))
+
+    def messages(self, node: int) -> tuple[Message, ...]:
+        """The history that ends at `node`."""
+        return tuple(self._message(n) for n in self.path(node)[1:])
+
+    def stage(self, pending: Pending, reply: Message, turn: Turn) -> Delta:
+        """What committing `turn` adds. Messages that another turn committed meanwhile are found again, not added twice."""
+        added: list[Node] = []
+
+        def add(node: Node) -> int:
+            added.append(node)
+            return node.id
+
+        def next_id() -> int:
+            return len(self.nodes) + len(added)
+
+        if pending.path:
+            at, done = pending.path[-1], len(pending.path) - 1
+        else:
+            head = self.head(pending.request.tools)
+            at = add(Node(next_id(), None, tools=pending.request.tools)) if head is None else head
+            done = 0
+        for message, key in zip(pending.request.messages[done:], pending.keys[done:], strict=True):
+            known = self.matching_children(at, key)
+            at = max(known, key=self._preference) if known else add(Node(next_id(), at, message))
+        add(Node(next_id(), at, reply, turn=turn.id))
+        return Delta(tuple(added), turn)
+
+    def apply(self, delta: Delta) -> None:
+        """Add a staged delta. Deltas apply in the order they were staged."""
+        for node in delta.nodes:
+            if node.id != len(self.nodes):
+                raise ValueError(f"node {node.id} applied out of order; {len(self.nodes)} was next")
+            self.nodes.append(node)
+            if node.parent is None:
+                self._heads[tools_key(node.tools)] = node.id
+                continue
+            message = self._message(node.id)
+            self._children.setdefault(node.parent, {}).setdefault(message_key(message), []).append(node.id)
+            if node.turn is not None:
+                self.node_of[node.turn] = node.id
+                self._calls.update((c.id, node.id) for c in message.calls)
+        self.turns[delta.turn.id] = delta.turn
+
+    def amend(self, turn_id: str, outcome: Outcome) -> None:
+        self.turns[turn_id] = replace(self.turns[turn_id], outcome=outcome)
+
+    def chain(self, turn_id: str) -> list[Turn]:
+        """The turns whose tokens make up this turn's sequence, first to last."""
+        turns = [self.turns[turn_id]]
+        while (base := turns[-1].base) is not None:
+            turns.append(self.turns[base])
+        turns.reverse()
+        return turns
+
+    def held(self, turn_id: str | None) -> IntArray:
+        """Every id of the turn's sequence, prompt and output [n]: what a bridge continues."""
+        if turn_id is None:
+            return NO_IDS
+        parts = [part for turn in self.chain(turn_id) for part in (turn.appended, turn.output)]
+        return ids(np.concatenate(parts))
+
+    def reply(self, turn_id: str) -> Message:
+        return self._message(self.node_of[turn_id])

@@ -1,0 +1,26 @@
+"""What known clients vary from request to request, normalised before matching and rendering.
+
+Each quirk has a name, a reason and a switch: a dialect reads only those it was given.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Quirk(StrEnum):
+    BILLING_HEADER = "billing_header"
+    """Claude Code's first system block may be an `x-anthropic-billing-header:` line whose value changes with the
+    conversation. It is accounting, not instruction: left out, so that a changed value is not a changed system prompt."""
+
+    TOOL_REFERENCE = "tool_reference"
+    """Claude Code's tool search answers with `tool_reference` blocks. The model reads the tool's name as text."""
+
+
+ALL = frozenset(Quirk)
+
+BILLING_PREFIX = "x-anthropic-billing-header:"
+
+
+def is_billing_header(text: str) -> bool:
+    return text.startswith(BILLING_PREFIX)

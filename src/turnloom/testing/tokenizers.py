@@ -17,7 +17,7 @@ from turnloom.engine.models import SMOLLM2, PackageData, built_once, cache_dir, 
 from turnloom.errors import ConfigError
 from turnloom.tokenizer import HFTokenizer, load_tokenizer
 
-QWEN_RANKS = PackageData("dashscope==2.0.2", "dashscope", r"resources/qwen\.tiktoken", "1.4 MB")
+QWEN_RANKS = PackageData("dashscope==2.0.2", "dashscope", r"resources/qwen\.tiktoken", "2.4 MB")
 TEMPLATES = PackageData("trl==1.16.0", "trl", r"chat_templates/[a-z0-9_]+\.jinja", "1 MB")
 
 _QWEN_TEMPLATE = {"qwen2.5": "qwen2_5", "qwen3": "qwen3"}

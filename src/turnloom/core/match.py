@@ -44,11 +44,14 @@ def canonical_arguments(arguments: str) -> str:
 
 
 def _canonical(value: object) -> object:
+    """Lone surrogates as U+FFFD and integral floats as integers: what comes back through other languages' JSON."""
     if isinstance(value, dict):
-        return {k: _canonical(v) for k, v in value.items()}
+        return {str(_canonical(k)): _canonical(v) for k, v in value.items()}
     if isinstance(value, list):
         return [_canonical(v) for v in value]
-    if isinstance(value, bool) or value is None or isinstance(value, str):
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, bool) or value is None:
         return value
     assert isinstance(value, int | float)
     if isinstance(value, int) and abs(value) > _EXACT_FLOAT:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, cast
 
 from turnloom.errors import BadRequest, LimitReached, SessionClosed, TurnloomError
-from turnloom.parse.contract import ReasoningDelta, TextDelta
+from turnloom.parse.contract import TextDelta
 from turnloom.types import FinishReason, Message, Part, Reasoning, Request, Text, Tool, ToolCall, ToolResult
 from turnloom.wire import quirks
 from turnloom.wire.contract import Reply, ReplyEvent, WireError
@@ -174,7 +174,7 @@ class AnthropicStream:
         self._held = ""
 
     def begin(self) -> bytes:
-        message = {
+        message: dict[str, Any] = {
             "id": f"msg_{self._turn_id}",
             "type": "message",
             "role": "assistant",
@@ -346,7 +346,7 @@ def _tool_choice(choice: Any) -> bool:
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind not in ("auto", "none"):
         raise BadRequest(f'tool_choice.type: {kind!r} is not supported; the sampled tokens are the model\'s own, use "auto" or "none"')
-    return kind == "auto"
+    return bool(kind == "auto")
 
 
 def _stop(value: Any, index: int) -> str:

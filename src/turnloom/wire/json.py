@@ -50,10 +50,12 @@ def _whole(value: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """JSON text of a parsed value, key order kept. Integers of any size."""
+    """JSON text of a parsed value, key order kept. Raises BadRequest for nesting deeper than 254 levels."""
     try:
         return orjson.dumps(value).decode()
-    except (TypeError, orjson.JSONEncodeError):
+    except orjson.JSONEncodeError as error:
+        if "ecursion" in str(error):
+            raise BadRequest("the request nests JSON deeper than 254 levels") from error
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -61,5 +63,5 @@ def write(value: Any) -> bytes:
     """JSON bytes. Lone surrogates in model output are written as U+FFFD."""
     try:
         return orjson.dumps(value)
-    except (TypeError, orjson.JSONEncodeError):
+    except orjson.JSONEncodeError:
         return orjson.dumps(_whole(value))

@@ -1,0 +1,230 @@
+"""The admin API under `/api/v1`: sessions opened, read, rewarded, finished and dropped. Every call needs the admin key."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from turnloom.core.dump import summary
+from turnloom.errors import BadRequest, TurnloomError
+from turnloom.export.canonical import to_row
+from turnloom.gateway.session import Session
+from turnloom.gateway.sessions import Sessions
+from turnloom.gateway.turn import Parts
+from turnloom.store.contract import Limits
+from turnloom.types import Sampling
+
+M = TypeVar("M", bound=BaseModel)
+Call = Callable[[web.Request], Awaitable[web.Response]]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class SamplingBody(_Model):
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = -1
+    max_tokens: int | None = Field(None, ge=1)
+    stop: list[str] = []
+    seed: int | None = None
+
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens, tuple(self.stop), self.seed)
+
+
+class LimitsBody(_Model):
+    max_turns: int | None = Field(None, ge=0)
+    max_context: int | None = Field(None, ge=2)
+    turn_timeout: float | None = Field(600.0, gt=0)
+
+    def limits(self) -> Limits:
+        return Limits(self.max_turns, self.max_context, self.turn_timeout)
+
+
+class OpenBody(_Model):
+    id: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,128}$")
+    sampling: SamplingBody | None = None
+    limits: LimitsBody | None = None
+    labels: dict[str, str] = {}
+    group: str = ""
+    rollout: str = ""
+    metadata: dict[str, Any] = {}
+
+
+class RewardBody(_Model):
+    value: float
+
+
+class FinishBody(_Model):
+    reward: float | None = None
+
+
+def add_routes(app: web.Application, sessions: Sessions, parts: Parts, authorize: Callable[[web.Request], None]) -> None:
+    api = _Admin(sessions, parts)
+    for method, path, call in (
+        ("POST", "/sessions", api.open),
+        ("GET", "/sessions", api.list),
+        ("GET", "/sessions/{id}", api.get),
+        ("DELETE", "/sessions/{id}", api.drop),
+        ("GET", "/sessions/{id}/tree", api.tree),
+        ("GET", "/sessions/{id}/samples", api.samples),
+        ("POST", "/sessions/{id}/reward", api.reward),
+        ("POST", "/sessions/{id}/finish", api.finish),
+    ):
+        app.router.add_route(method, f"/api/v1{path}", _guarded(call, authorize))
+
+
+def _guarded(call: Call, authorize: Callable[[web.Request], None]) -> Call:
+    async def handler(http: web.Request) -> web.Response:
+        authorize(http)
+        return await call(http)
+
+    return handler
+
+
+def session_urls(origin: str, key: str) -> Mapping[str, Mapping[str, str]]:
+    """Where an agent finds its session, and the environment that points it there."""
+    anthropic = f"{origin}/s/{key}"
+    return {
+        "urls": {"anthropic": anthropic},
+        "env": {"ANTHROPIC_BASE_URL": anthropic, "ANTHROPIC_API_KEY": key},
+    }
+
+
+class _Admin:
+    def __init__(self, sessions: Sessions, parts: Parts) -> None:
+        self._sessions = sessions
+        self._parts = parts
+
+    async def open(self, http: web.Request) -> web.Response:
+        body = await _body(http, OpenBody)
+        session, key = await self._sessions.open(
+            session_id=body.id,
+            sampling=body.sampling.sampling() if body.sampling else None,
+            limits=body.limits.limits() if body.limits else None,
+            group=body.group,
+            rollout=body.rollout,
+            labels=body.labels,
+            metadata=body.metadata,
+        )
+        origin = f"{http.scheme}://{http.host}"
+        return _json({"id": session.row.id, "key": key, **session_urls(origin, key)}, status=201)
+
+    async def list(self, http: web.Request) -> web.Response:
+        limit, offset = _number(http, "limit", 100, 1000), _number(http, "offset", 0, 2**31)
+        rows = await self._sessions.rows(limit, offset)
+        return _json({"sessions": [_row(await self._sessions.by_id(r.id)) for r in rows], "limit": limit, "offset": offset})
+
+    async def get(self, http: web.Request) -> web.Response:
+        return _json(_row(await self._session(http)))
+
+    async def tree(self, http: web.Request) -> web.Response:
+        return _json(tree_json(await self._session(http)))
+
+    async def samples(self, http: web.Request) -> web.Response:
+        chosen = http.query.get("format", "canonical")
+        if chosen != "canonical":
+            raise BadRequest(f"format {chosen!r} is not served here; use canonical, and `turnloom export` for other formats")
+        rows = [orjson.dumps(to_row(s)) for s in (await self._session(http)).unroll().samples]
+        return web.Response(body=b"".join(r + b"\n" for r in rows), content_type="application/x-ndjson")
+
+    async def reward(self, http: web.Request) -> web.Response:
+        body = await _body(http, RewardBody)
+        session = await self._session(http)
+        await session.update(reward=body.value)
+        return _json(_row(session))
+
+    async def finish(self, http: web.Request) -> web.Response:
+        body = await _body(http, FinishBody)
+        session = await self._session(http)
+        await session.finish(body.reward)
+        return _json(_row(session))
+
+    async def drop(self, http: web.Request) -> web.Response:
+        await self._sessions.drop(http.match_info["id"])
+        return web.Response(status=204)
+
+    async def _session(self, http: web.Request) -> Session:
+        return await self._sessions.by_id(http.match_info["id"])
+
+
+def _row(session: Session) -> dict[str, Any]:
+    row = session.row
+    return {
+        "id": row.id,
+        "status": row.status,
+        "created": row.created,
+        "group": row.group,
+        "rollout": row.rollout,
+        "labels": dict(row.labels),
+        "metadata": dict(row.metadata),
+        "reward": row.reward,
+        "in_flight": session.in_flight,
+        **summary(session.tree),
+    }
+
+
+def tree_json(session: Session) -> dict[str, Any]:
+    """Nodes and turns as they are; token columns as lists."""
+    nodes = [
+        {
+            "id": n.id,
+            "parent": n.parent,
+            "role": n.message.role if n.message else None,
+            "text": n.message.text if n.message else None,
+            "reasoning": n.message.reasoning if n.message else None,
+            "calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in n.message.calls] if n.message else [],
+            "tools": [t.name for t in n.tools],
+            "turn": n.turn,
+        }
+        for n in session.tree.nodes
+    ]
+    turns = [
+        {
+            "id": t.id,
+            "index": t.index,
+            "base": t.base,
+            "fork": {"kind": t.fork.kind, "message_index": t.fork.message_index, "detail": t.fork.detail} if t.fork else None,
+            "prompt_len": t.prompt_len,
+            "appended": t.appended.tolist(),
+            "output": t.output.tolist(),
+            "logprobs": t.logprobs.tolist(),
+            "finish_reason": t.finish.reason,
+            "outcome": t.outcome,
+            "calls": [{"status": c.status, "name": c.name, "start": c.start, "end": c.end} for c in t.calls],
+            "error": t.error,
+        }
+        for t in session.tree.turns.values()
+    ]
+    return {"id": session.row.id, "nodes": nodes, "turns": turns}
+
+
+async def _body(http: web.Request, model: type[M]) -> M:
+    raw = await http.read()
+    try:
+        return model.model_validate_json(raw or b"{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        raise BadRequest(f"{where}: {first['msg']}") from error
+
+
+def _number(http: web.Request, name: str, default: int, most: int) -> int:
+    raw = http.query.get(name, str(default))
+    if not raw.isdecimal() or int(raw) > most:
+        raise BadRequest(f"{name}: must be a whole number up to {most}")
+    return int(raw)
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+
+
+def error_response(error: TurnloomError) -> web.Response:
+    return _json({"error": {"type": type(error).__name__, "message": str(error)}}, status=error.status)

@@ -1,0 +1,261 @@
+"""The Python API: a gateway in this process, in a running loop or on a background thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from aiohttp import web
+
+from turnloom.core.dump import summary
+from turnloom.engine.contract import Engine
+from turnloom.engine.open import open_engine
+from turnloom.errors import ConfigError
+from turnloom.gateway.admin import session_urls
+from turnloom.gateway.app import GatewayApp
+from turnloom.gateway.metrics import Metrics
+from turnloom.gateway.respond import KEEPALIVE_SECONDS
+from turnloom.gateway.session import Session
+from turnloom.gateway.sessions import Sessions
+from turnloom.gateway.turn import Parts
+from turnloom.parse.formats import parser_factory
+from turnloom.render.contract import Tokenizer
+from turnloom.render.template import ChatTemplateRenderer
+from turnloom.store.contract import Limits, Store
+from turnloom.store.memory import MemoryStore
+from turnloom.store.sqlite import SQLiteStore
+from turnloom.tokenizer import load_tokenizer
+from turnloom.types import Sample, Sampling
+
+T = TypeVar("T")
+
+
+class SessionHandle:
+    """One open session. `base_url` is where an Anthropic client points, `key` its API key."""
+
+    def __init__(self, session: Session, key: str, origin: str) -> None:
+        self._session = session
+        self.id = session.row.id
+        self.key = key
+        spelled = session_urls(origin, key)
+        self.base_url = spelled["urls"]["anthropic"]
+        self.env: Mapping[str, str] = spelled["env"]
+
+    async def finish(self, reward: float | None = None) -> list[Sample]:
+        """Close the session and unroll it. Finishing again gives the same samples."""
+        await self._session.finish(reward)
+        return await self.samples()
+
+    async def samples(self) -> list[Sample]:
+        return list(self._session.unroll().samples)
+
+    async def stats(self) -> dict[str, Any]:
+        """Turns by outcome, tokens, lineages, forks by reason."""
+        return dict(summary(self._session.tree))
+
+
+class Gateway:
+    """Everything between an agent and an engine.
+
+    `engine` is a URL (`http://host:30000` for SGLang, `local:smollm2` for the
+    embedded one) or an Engine. `tokenizer` is a path, a hub id, a Tokenizer, or None
+    to take what the engine names. `store` is a SQLite file, a Store, or None for
+    memory. Use as an async context manager, or `Gateway.background(...)` as a
+    plain one from code that is not async.
+    """
+
+    def __init__(
+        self,
+        engine: str | Engine = "local:smollm2",
+        tokenizer: str | Path | Tokenizer | None = None,
+        *,
+        store: str | Path | Store | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tool_format: str = "auto",
+        template_kwargs: Mapping[str, Any] | None = None,
+        sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        admin_key: str = "",
+        open_sessions: bool = False,
+        keepalive: float = KEEPALIVE_SECONDS,
+    ) -> None:
+        self._engine_spec = engine
+        self._tokenizer_spec = tokenizer
+        self._store: Store = MemoryStore() if store is None else SQLiteStore(store) if isinstance(store, str | Path) else store
+        self._host, self._port = host, port
+        self._tool_format = tool_format
+        self._template_kwargs = template_kwargs
+        self._sampling, self._limits = sampling, limits
+        self._admin_key = admin_key
+        self._open_sessions = open_sessions
+        self._keepalive = keepalive
+        self._runner: web.AppRunner | None = None
+        self._sessions: Sessions | None = None
+        self._engine: Engine | None = None
+        self.tokenizer: Tokenizer | None = None
+        self.url = ""
+
+    async def start(self) -> Self:
+        """Open the engine, the tokenizer and the store, then listen. Raises ConfigError, EngineUnavailable or StoreError."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def _start(self) -> None:
+        spec = self._engine_spec
+        self._engine = engine = await open_engine(spec) if isinstance(spec, str) else spec
+        capabilities = await engine.capabilities()
+        self.tokenizer = tokenizer = await self._load_tokenizer(capabilities.tokenizer)
+        await self._store.open()
+        self._sessions = Sessions(self._store, self._sampling, self._limits, time.time, open_unknown=self._open_sessions)
+        parts = Parts(
+            engine=engine,
+            tokenizer=tokenizer,
+            renderer=await asyncio.to_thread(ChatTemplateRenderer, tokenizer, self._template_kwargs),
+            parser=parser_factory(self._tool_format, tokenizer.chat_template),
+            metrics=Metrics(),
+            clock=time.time,
+            new_id=lambda: uuid.uuid4().hex,
+            default_model=capabilities.model,
+        )
+        app = GatewayApp(parts, self._sessions, admin_key=self._admin_key, keepalive=self._keepalive).app()
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {self._host}:{self._port}: {error.strerror}; choose another --port") from error
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def _load_tokenizer(self, named_by_engine: str | None) -> Tokenizer:
+        spec = self._tokenizer_spec if self._tokenizer_spec is not None else named_by_engine
+        if spec is None:
+            raise ConfigError("the engine names no tokenizer; give --tokenizer PATH_OR_ID")
+        return await asyncio.to_thread(load_tokenizer, str(spec)) if isinstance(spec, str | Path) else spec
+
+    async def stop(self) -> None:
+        """Cancel what is in flight, keep it on record, close everything. Stopping twice is no error."""
+        sessions, self._sessions = self._sessions, None
+        runner, self._runner = self._runner, None
+        engine, self._engine = self._engine, None
+        if sessions is not None:
+            await sessions.close()
+        if runner is not None:
+            await runner.cleanup()
+        if engine is not None:
+            await engine.close()
+        await self._store.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.stop()
+
+    async def open_session(
+        self,
+        *,
+        id: str | None = None,
+        sampling: Sampling | None = None,
+        limits: Limits | None = None,
+        group: str = "",
+        rollout: str = "",
+        labels: Mapping[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> SessionHandle:
+        """A new session with a secret key of its own."""
+        session, key = await self._running().open(
+            session_id=id, sampling=sampling, limits=limits, group=group, rollout=rollout, labels=labels, metadata=metadata
+        )
+        return SessionHandle(session, key, self.url)
+
+    async def session(self, session_id: str) -> Session:
+        """The live session: its tree and its samples. Raises NotFound."""
+        return await self._running().by_id(session_id)
+
+    def _running(self) -> Sessions:
+        if self._sessions is None:
+            raise ConfigError("the gateway is not started; use `async with Gateway(...)` or `Gateway.background(...)`")
+        return self._sessions
+
+    @staticmethod
+    def background(*args: Any, **kwargs: Any) -> BackgroundGateway:
+        """The same gateway on a thread with its own loop. Takes the constructor's arguments."""
+        return BackgroundGateway(*args, **kwargs)
+
+
+class BackgroundSession:
+    """A SessionHandle for code that is not async."""
+
+    def __init__(self, handle: SessionHandle, owner: BackgroundGateway) -> None:
+        self._handle, self._owner = handle, owner
+        self.id, self.key, self.base_url, self.env = handle.id, handle.key, handle.base_url, handle.env
+
+    def finish(self, reward: float | None = None) -> list[Sample]:
+        return self._owner.call(self._handle.finish(reward))
+
+    def samples(self) -> list[Sample]:
+        return self._owner.call(self._handle.samples())
+
+    def stats(self) -> dict[str, Any]:
+        return self._owner.call(self._handle.stats())
+
+
+class BackgroundGateway:
+    """A Gateway whose loop runs on a daemon thread. A plain context manager."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._args, self._kwargs = args, kwargs
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="turnloom-gateway", daemon=True)
+        self._gateway: Gateway | None = None
+
+    @property
+    def url(self) -> str:
+        return self._gateway.url if self._gateway else ""
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the gateway's loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def open_session(self, **options: Any) -> BackgroundSession:
+        """Takes what `Gateway.open_session` takes."""
+        if self._gateway is None:
+            raise ConfigError("the gateway is not started; use `with Gateway.background(...)`")
+        return BackgroundSession(self.call(self._gateway.open_session(**options)), self)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self._gateway = self.call(self._make())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    async def _make(self) -> Gateway:
+        return await Gateway(*self._args, **self._kwargs).start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if self._gateway is not None:
+                self.call(self._gateway.stop())
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

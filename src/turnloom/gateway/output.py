@@ -1,0 +1,89 @@
+"""One turn's output as it grows: every sampled id kept, text decoded and parsed as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from turnloom.engine.contract import Chunk
+from turnloom.parse.contract import Parser
+from turnloom.parse.stops import StopTrimmer
+from turnloom.render.contract import Tokenizer
+from turnloom.render.detokenize import IncrementalDecoder
+from turnloom.types import CallRecord, Finish, FinishReason, FloatArray, IntArray, Message, VersionSpan, floats, ids
+from turnloom.wire.contract import ReplyEvent
+from turnloom.wire.reply import ReplyBuilder
+
+
+class Output:
+    """Ids and logprobs are kept exactly as the engine gave them; only the text knows about end tokens and stop strings."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, parser: Parser, builder: ReplyBuilder, *, end_ids: frozenset[int], stop: Sequence[str] = ()
+    ) -> None:
+        self._decoder = IncrementalDecoder(tokenizer)
+        self._parser = parser
+        self._builder = builder
+        self._end_ids = end_ids
+        self._stops = StopTrimmer(stop)
+        self._ids: list[IntArray] = []
+        self._logprobs: list[FloatArray] = []
+        self._held_ends: list[int] = []
+        self._finish: Finish | None = None
+        self._parsed = False
+        self.versions: tuple[VersionSpan, ...] = ()
+
+    def feed(self, chunk: Chunk) -> list[ReplyEvent]:
+        """Keep the chunk's tokens; what of their text can go out now. End tokens are held: a trailing one is not text."""
+        self._ids.append(chunk.ids)
+        self._logprobs.append(chunk.logprobs)
+        self.versions = chunk.versions or self.versions
+        self._finish = chunk.finish or self._finish
+        text_ids: list[int] = []
+        for token in chunk.ids.tolist():
+            if token in self._end_ids:
+                self._held_ends.append(token)
+            else:
+                text_ids += [*self._held_ends, token]
+                self._held_ends.clear()
+        return self._parse(self._decoder.feed(text_ids)) if text_ids else []
+
+    def close(self) -> list[ReplyEvent]:
+        """The end of the output, whole or not: everything held back comes out. Closing twice gives nothing more."""
+        if self._parsed:
+            return []
+        self._parsed = True
+        tail = self._parse(self._decoder.finish() or "")
+        rest = self._stops.finish()
+        events = list(chain(self._parser.feed(rest) if rest else [], self._parser.finish()))
+        return tail + [self._builder.feed(e) for e in events]
+
+    def _parse(self, text: str) -> list[ReplyEvent]:
+        visible = self._stops.feed(text)
+        return [self._builder.feed(e) for e in self._parser.feed(visible)] if visible else []
+
+    @property
+    def ids(self) -> IntArray:
+        return ids(np.concatenate(self._ids)) if self._ids else ids()
+
+    @property
+    def logprobs(self) -> FloatArray:
+        return floats(np.concatenate(self._logprobs)) if self._logprobs else floats()
+
+    @property
+    def finish(self) -> Finish:
+        """How it ended. A stop string found in the text counts as the stop, even where the engine went on past it."""
+        if self._finish is None:
+            return Finish(FinishReason.ABORT, message="the engine's stream ended early")
+        if self._stops.matched is not None:
+            return Finish(FinishReason.STOP, matched=self._stops.matched)
+        return self._finish
+
+    @property
+    def calls(self) -> tuple[CallRecord, ...]:
+        return tuple(self._parser.records)
+
+    def message(self) -> Message:
+        return self._builder.message()

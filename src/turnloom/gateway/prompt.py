@@ -1,0 +1,65 @@
+"""The ids that one turn sends: a bridge over the tokens held, or a whole rendering with the reason for it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnloom.core.forks import explain
+from turnloom.core.tree import Pending, Tree
+from turnloom.errors import RenderError
+from turnloom.render.contract import Rendered, Renderer, Unbridgeable
+from turnloom.types import Fork, ForkKind, IntArray, Message, ids
+
+_INLINE_CHARS = 4_000
+"""Encoding this much text takes about a millisecond; more goes to a thread, so that the event loop is not held up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`ids` is what the engine gets: the held ids, then `appended`. `base` None means nothing was held."""
+
+    ids: IntArray
+    appended: IntArray
+    base: str | None
+    fork: Fork | None
+    reasoning_open: bool
+    escaped: int
+
+
+async def build_prompt(renderer: Renderer, tree: Tree, pending: Pending) -> Prompt:
+    """Bridge where the history is held and the template allows it. Raises RenderError when the template refuses the messages."""
+    base = pending.base
+    held = tree.held(base)
+    reply = tree.reply(base) if base is not None else None
+    fork = explain(tree, pending) if base is None else None
+    size = sum(_size(m) for m in pending.tail) + sum(len(t.description) + len(t.parameters) for t in pending.request.tools)
+    if size < _INLINE_CHARS:
+        return _build(renderer, pending, held, reply, fork)
+    return await asyncio.to_thread(_build, renderer, pending, held, reply, fork)
+
+
+def _build(renderer: Renderer, pending: Pending, held: IntArray, reply: Message | None, fork: Fork | None) -> Prompt:
+    request = pending.request
+    if reply is not None:
+        bridged = _bridge(renderer, pending, held, reply)
+        if isinstance(bridged, Rendered):
+            whole = ids(np.concatenate([held, bridged.ids]))
+            return Prompt(whole, bridged.ids, pending.base, None, bridged.reasoning_open, bridged.escaped)
+        fork = Fork(ForkKind.TEMPLATE, len(request.messages) - len(pending.tail), bridged.detail)
+    rendered = renderer.render(request.messages, request.tools)
+    return Prompt(rendered.ids, rendered.ids, None, fork, rendered.reasoning_open, rendered.escaped)
+
+
+def _bridge(renderer: Renderer, pending: Pending, held: IntArray, reply: Message) -> Rendered | Unbridgeable:
+    last_id = int(held[-1]) if len(held) else None
+    try:
+        return renderer.bridge(reply, last_id, pending.tail, pending.request.tools)
+    except RenderError as error:
+        return Unbridgeable(f"the template refuses the stand-in history: {error}")
+
+
+def _size(message: Message) -> int:
+    return sum(len(p.text) if hasattr(p, "text") else len(p.arguments) for p in message.parts)

@@ -1,0 +1,180 @@
+"""One session: its row, its tree, its limits, its turns in flight. Commits are durable before they are visible."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from turnloom.core.tree import Pending, Tree
+from turnloom.core.unroll import Origin, Unrolled, prompt_crc, unroll
+from turnloom.engine.contract import Capabilities
+from turnloom.errors import LimitReached, PromptTooLong, SessionClosed
+from turnloom.gateway.output import Output
+from turnloom.gateway.prompt import Prompt
+from turnloom.store.contract import SessionRow, Store
+from turnloom.types import Outcome, Request, Sampling, Turn
+
+T = TypeVar("T")
+
+log = logging.getLogger("turnloom.gateway")
+
+DRAIN_SECONDS = 5.0
+"""How long a finish waits for turns in flight before it cancels them."""
+
+
+class Session:
+    def __init__(self, row: SessionRow, store: Store, tree: Tree | None = None) -> None:
+        self.row = row
+        self.tree = tree or Tree()
+        self._store = store
+        self._lock = asyncio.Lock()
+        self._in_flight: set[asyncio.Task[Any]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @contextmanager
+    def turn_slot(self) -> Iterator[None]:
+        """Hold a place for the current task's turn. Raises SessionClosed or LimitReached."""
+        if self.row.status != "open":
+            raise SessionClosed("this session is finished; open a new one")
+        limit = self.row.limits.max_turns
+        used = sum(t.outcome is not Outcome.FAILED for t in self.tree.turns.values()) + len(self._in_flight)
+        if limit is not None and used >= limit:
+            raise LimitReached(f"this session has used its {limit} turns")
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_flight.add(task)
+        try:
+            yield
+        finally:
+            self._in_flight.discard(task)
+
+    def sampling_for(self, request: Request, prompt_tokens: int, engine: Capabilities) -> Sampling:
+        """The pinned policy with the client's own stop strings and the tokens that are left. Raises PromptTooLong."""
+        context = min(engine.context_length, self.row.limits.max_context or engine.context_length)
+        room = context - prompt_tokens - 1
+        if room < 1:
+            raise PromptTooLong(prompt_tokens, context)
+        pinned = self.row.sampling
+        wishes = [n for n in (request.max_tokens, pinned.max_tokens, room) if n is not None]
+        return replace(pinned, max_tokens=min(wishes), stop=(*pinned.stop, *request.stop))
+
+    async def commit(self, pending: Pending, output: Output, make: Callable[[int], Turn]) -> Turn:
+        """Store the turn, then show it. Raises StoreError, and then nothing has changed."""
+        async with self._lock:
+            turn = make(len(self.tree.turns))
+            delta = self.tree.stage(pending, output.message(), turn)
+            await self._store.append(self.row.id, delta)
+            self.tree.apply(delta)
+            return turn
+
+    async def amend(self, turn_id: str, outcome: Outcome) -> None:
+        async with self._lock:
+            await self._store.amend(self.row.id, turn_id, outcome)
+            self.tree.amend(turn_id, outcome)
+
+    async def update(self, **changes: Any) -> None:
+        """Change the session's row, on disk first."""
+        async with self._lock:
+            row = replace(self.row, **changes)
+            await self._store.put_session(row)
+            self.row = row
+
+    async def finish(self, reward: float | None = None) -> None:
+        """Close, let turns in flight end, cancel those that do not. Finishing again only changes the reward."""
+        changes: dict[str, Any] = {"status": "closed"} if self.row.status == "open" else {}
+        if reward is not None:
+            changes["reward"] = reward
+        if changes:
+            await self.update(**changes)
+        if self._in_flight:
+            await asyncio.wait(set(self._in_flight), timeout=DRAIN_SECONDS)
+        await self.cancel_in_flight()
+
+    async def cancel_in_flight(self) -> None:
+        """Cancel turns in flight and wait until each is on record."""
+        late = set(self._in_flight)
+        for task in late:
+            task.cancel("the session was closed")
+        if late:
+            await asyncio.wait(late)
+
+    def unroll(self) -> Unrolled:
+        row = self.row
+        return unroll(self.tree, Origin(row.id, row.rollout, row.group, row.reward, row.metadata))
+
+
+@dataclass(slots=True)
+class TurnRecorder:
+    """Records one turn exactly once. A second call amends the outcome: a delivered turn whose client was gone after all."""
+
+    session: Session
+    turn_id: str
+    pending: Pending
+    prompt: Prompt
+    output: Output
+    sampling: Sampling
+    capabilities: Capabilities
+    started: float
+    clock: Callable[[], float]
+    turn: Turn | None = None
+
+    async def __call__(self, outcome: Outcome, error: str = "") -> Turn:
+        """Runs to its end even when the caller is cancelled, and only then lets the cancellation go on."""
+        return await uncancelled(self._record(outcome, error))
+
+    async def _record(self, outcome: Outcome, error: str) -> Turn:
+        if self.turn is None:
+            self.output.close()
+            self.turn = await self.session.commit(self.pending, self.output, lambda index: self._turn(index, outcome, error))
+        elif self.turn.outcome is not outcome:
+            await self.session.amend(self.turn_id, outcome)
+            self.turn = self.session.tree.turns[self.turn_id]
+        return self.turn
+
+    def _turn(self, index: int, outcome: Outcome, error: str) -> Turn:
+        output = self.output
+        return Turn(
+            id=self.turn_id,
+            index=index,
+            base=self.prompt.base,
+            fork=self.prompt.fork,
+            appended=self.prompt.appended,
+            prompt_len=len(self.prompt.ids),
+            prompt_crc=prompt_crc(self.prompt.ids),
+            output=output.ids,
+            logprobs=output.logprobs,
+            finish=output.finish,
+            outcome=outcome,
+            sampling=self.sampling,
+            versions=output.versions,
+            calls=output.calls,
+            logprob_convention=self.capabilities.logprob_convention,
+            model=self.capabilities.model,
+            escaped=self.prompt.escaped,
+            started=self.started,
+            ended=self.clock(),
+            error=error,
+        )
+
+
+async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work` to its end. A cancellation that comes meanwhile is raised after it, never into it."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if (failure := task.exception()) is not None:
+        log.error("what a cancelled caller was waiting for failed: %s", failure, exc_info=failure)
+    raise cancelled

@@ -1,0 +1,86 @@
+"""The main path: one model call from the neutral request to the recorded turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from turnloom.engine.contract import Engine
+from turnloom.errors import EngineAborted
+from turnloom.gateway.metrics import Metrics
+from turnloom.gateway.output import Output
+from turnloom.gateway.prompt import build_prompt
+from turnloom.gateway.respond import Responder
+from turnloom.gateway.session import Session, TurnRecorder
+from turnloom.parse.contract import ParserFactory
+from turnloom.render.contract import Renderer, Tokenizer
+from turnloom.types import FinishReason, Outcome, Request, Turn
+from turnloom.wire.contract import Dialect, Reply
+from turnloom.wire.reply import ReplyBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the main path is made of. Clock and ids are injected, so that a session can be replayed."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    renderer: Renderer
+    parser: ParserFactory
+    metrics: Metrics
+    clock: Callable[[], float]
+    new_id: Callable[[], str]
+    default_model: str
+
+
+async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: Request, out: Responder) -> Turn:
+    """Resolve, build the prompt, sample and stream, commit, finish.
+
+    Raises a TurnloomError that the client should see; whatever was sampled until
+    then is on record with its outcome.
+    """
+    with session.turn_slot():
+        engine = await parts.engine.capabilities()
+        pending = session.tree.prepare(request)
+        prompt = await build_prompt(parts.renderer, session.tree, pending)
+        sampling = session.sampling_for(request, len(prompt.ids), engine)
+        turn_id, model = parts.new_id(), request.model or parts.default_model
+        parser = parts.parser(request.tools if request.call_tools else (), prompt.reasoning_open)
+        builder = ReplyBuilder(turn_id, dialect.call_prefix)
+        output = Output(parts.tokenizer, parser, builder, end_ids=parts.renderer.end_ids, stop=sampling.stop)
+        record = TurnRecorder(session, turn_id, pending, prompt, output, sampling, engine, parts.clock(), parts.clock)
+        out.open(turn_id, model, len(prompt.ids))
+        try:
+            async with asyncio.timeout(session.row.limits.turn_timeout):
+                stream = parts.engine.sample(prompt.ids, sampling, rid=turn_id, routing_key=session.row.id)
+                async with aclosing(stream) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        for event in output.feed(chunk):
+                            await out.event(event)
+            for event in output.close():
+                await out.event(event)
+            if output.finish.reason is FinishReason.ABORT:
+                raise EngineAborted(f"the engine ended this reply early: {output.finish.message or 'aborted'}")
+            turn = await record(Outcome.DELIVERED)
+            await out.finish(Reply(turn_id, model, output.message(), output.finish, len(prompt.ids), len(output.ids)))
+        except (asyncio.CancelledError, ConnectionError):
+            await record(Outcome.ORPHANED, "the client left")
+            raise
+        except TimeoutError as error:
+            await record(Outcome.ABORTED, "the turn's time was up")
+            raise EngineAborted(f"the reply took longer than {session.row.limits.turn_timeout} s") from error
+        except Exception as error:
+            await record(Outcome.ABORTED if isinstance(error, EngineAborted) else Outcome.FAILED, str(error))
+            raise
+        finally:
+            parts.metrics.turn(record.turn)
+            await out.close()
+        return turn
+
+
+async def count_tokens(parts: Parts, session: Session, request: Request) -> int:
+    """The tokens that this request's prompt would have. Records nothing."""
+    prompt = await build_prompt(parts.renderer, session.tree, session.tree.prepare(request))
+    return len(prompt.ids)

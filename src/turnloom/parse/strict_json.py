@@ -1,0 +1,136 @@
+"""Strict JSON (RFC 8259) that keeps the writer's spelling. Never repairs and never re-serialises.
+
+Python's `json` with its extensions refused: NaN, Infinity and -Infinity are
+errors, and so is nesting deeper than MAX_DEPTH, which would exhaust the stack
+of whoever decodes the text next. Integers of any length are accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import NoReturn
+
+MAX_DEPTH = 200
+"""Objects and arrays inside each other."""
+
+_BLANK = re.compile(r"[ \t\n\r]*")
+_BRACKETS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+# int() refuses more than 4,300 digits; the value is only looked at for its type.
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=float)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of an object. `text` is the value as it was written."""
+
+    key: str
+    value: object
+    text: str
+
+
+def members(text: str) -> list[Member]:
+    """The members of the one object that `text` is, in order, duplicates kept. Raises ValueError for anything else."""
+    _check_depth(text)
+    found: list[Member] = []
+    at = _expect(text, _blank(text, 0), "{")
+    if text[at : at + 1] != "}":
+        while True:
+            key, end = _DECODER.raw_decode(text, at)
+            if not isinstance(key, str):
+                raise ValueError("a key is not a string")
+            start = _expect(text, _blank(text, end), ":")
+            value, end = _DECODER.raw_decode(text, start)
+            found.append(Member(key, value, text[start:end]))
+            at = _blank(text, end)
+            if text[at : at + 1] != ",":
+                break
+            at = _blank(text, at + 1)
+    if _expect(text, at, "}") != len(text):
+        raise ValueError("text after the object")
+    return found
+
+
+def is_object(text: str) -> bool:
+    try:
+        members(text)
+    except ValueError:
+        return False
+    return True
+
+
+def kind(text: str) -> str | None:
+    """The JSON Schema type of the one value that `text` is (no blanks around it), or None when it is not JSON.
+
+    A number written with a fraction or an exponent is a `number`, even where it is integral.
+    """
+    try:
+        _check_depth(text)
+        value, end = _DECODER.raw_decode(text)
+    except ValueError:
+        return None
+    if end != len(text):
+        return None
+    if isinstance(value, float):
+        return "integer" if _INTEGER.fullmatch(text) else "number"
+    return kind_of(value)
+
+
+def kind_of(value: object) -> str:
+    """The JSON Schema type of a decoded value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def quote(text: str) -> str:
+    """The JSON string that holds `text`; encodable as UTF-8 whatever `text` is."""
+    return escape_surrogates(json.dumps(text, ensure_ascii=False))
+
+
+def escape_surrogates(text: str) -> str:
+    """JSON text with each lone surrogate spelled as its escape: the same value, and encodable as UTF-8."""
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _blank(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _expect(text: str, at: int, char: str) -> int:
+    """The index after `char` and the blanks that follow it."""
+    if not text.startswith(char, at):
+        raise ValueError(f"expected {char!r} at {at}")
+    return _blank(text, at + 1)
+
+
+def _check_depth(text: str) -> None:
+    if text.count("{") + text.count("[") <= MAX_DEPTH:
+        return
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        if found[0] in "{[":
+            depth += 1
+        elif found[0] in "}]":
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH}")

@@ -1,0 +1,287 @@
+"""The scanner for output in tags: `<think>…</think>` first, then text with `<tool_call>…</tool_call>` blocks.
+
+What is a tag here:
+
+- `<think>` only as the first thing in the output, blanks aside; `</think>` only while reasoning is open.
+  With the opener in the prompt the output starts in reasoning, and an opener written again is framing.
+- `<tool_call>` only in visible text and only when tools are declared.
+
+Framing, which no event carries: the reasoning tags; one newline before each
+and one after `<think>`; two after `</think>` (templates write `</think>`, a blank
+line, the answer); one newline before and one after a call that parsed.
+
+Text and reasoning leave as soon as they cannot be part of a tag or of framing.
+Work is linear in the characters fed, however they are cut. Knows no body format.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from turnloom.parse.body import TOOL_CLOSE, TOOL_OPEN, Body, Broken, Ended, printable
+from turnloom.parse.contract import CallEvent, ParseEvent, ReasoningDelta, TextDelta
+from turnloom.types import CallRecord, CallStatus, Tool
+
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+
+_SLICE = 2048
+"""Characters looked at together: bounds what is copied when a state hands the rest to the next."""
+
+_State = Callable[[str], int]
+"""Looks at a window of unread text and returns how much of it is used; the rest waits unless the state changed."""
+
+
+class TagParser:
+    """A `Parser` for one turn. With `reasoning` False the reasoning tags are text, even with the opener in the prompt."""
+
+    def __init__(self, tools: Sequence[Tool], reasoning_open: bool, *, bodies: Sequence[type[Body]], reasoning: bool) -> None:
+        self.records: list[CallRecord] = []
+        self._tools = {tool.name: tool for tool in tools}
+        self._bodies = tuple(bodies) if tools else ()
+        self._events: list[ParseEvent] = []
+        self._run: list[str] = []
+        """Text or reasoning that makes the next event."""
+        self._run_reasoning = False
+        self._input: deque[str] = deque()
+        self._held = ""
+        self._at = 0
+        """Characters used so far."""
+        self._newlines = 0
+        """How many newlines, if they come next, are framing."""
+        self._reasoning = reasoning and reasoning_open
+        self._state: _State = self._start if reasoning else self._text
+        # The block being read, from its `<tool_call>` on.
+        self._start_at = 0
+        self._framed = False
+        """A newline before the block waits: framing if the call parses."""
+        self._pieces: list[str] = []
+        self._size = 0
+        self._body: Body | None = None
+        self._fault = CallStatus.MALFORMED
+        self._restart = False
+
+    def feed(self, text: str) -> list[ParseEvent]:
+        self._give(text)
+        self._read()
+        return self._take()
+
+    def finish(self) -> list[ParseEvent]:
+        """The end of the output. A second call gives nothing."""
+        while self._held or self._pieces:
+            self._end_of_output()
+            self._read()
+        return self._take()
+
+    def _take(self) -> list[ParseEvent]:
+        self._flush()
+        events, self._events = self._events, []
+        return events
+
+    def _give(self, text: str) -> None:
+        """Put text in front of what waits."""
+        self._input.extendleft(text[i : i + _SLICE] for i in reversed(range(0, len(text), _SLICE)))
+
+    def _read(self) -> None:
+        while self._input:
+            window, self._held = self._held + self._input.popleft(), ""
+            state = self._state
+            used = state(window)
+            self._at += used
+            rest = window[used:]
+            if self._state == state:
+                self._held = rest
+            else:
+                self._give(rest)
+
+    # What comes out.
+
+    def _emit(self, text: str, *, reasoning: bool = False) -> None:
+        if reasoning != self._run_reasoning:
+            self._flush()
+            self._run_reasoning = reasoning
+        if text:
+            self._run.append(text)
+
+    def _flush(self) -> None:
+        if self._run:
+            text, self._run = "".join(self._run), []
+            self._events.append(ReasoningDelta(text) if self._run_reasoning else TextDelta(text))
+
+    # Reasoning and text.
+
+    def _start(self, window: str) -> int:
+        """Nothing but blanks so far."""
+        rest = window.lstrip()
+        blanks = window[: len(window) - len(rest)]
+        if rest.startswith(THINK_OPEN):
+            self._emit(blanks.removesuffix("\n"), reasoning=self._reasoning)
+            self._state, self._reasoning, self._newlines = self._think, True, 1
+            return len(blanks) + len(THINK_OPEN)
+        if THINK_OPEN.startswith(rest):
+            ready = blanks.removesuffix("\n")
+            self._emit(ready, reasoning=self._reasoning)
+            return len(ready)
+        self._state = self._think if self._reasoning else self._text
+        return 0
+
+    def _think(self, window: str) -> int:
+        start = self._skip_newlines(window)
+        end = window.find(THINK_CLOSE, start)
+        if end < 0:
+            stop = _before_newline(window, start, _ready(window, start, (THINK_CLOSE,)))
+            self._emit(window[start:stop], reasoning=True)
+            return stop
+        self._emit(window[start:end].removesuffix("\n"), reasoning=True)
+        self._state, self._reasoning, self._newlines = self._text, False, 2
+        return end + len(THINK_CLOSE)
+
+    def _text(self, window: str) -> int:
+        start = self._skip_newlines(window)
+        if not self._bodies:
+            self._emit(window[start:])
+            return len(window)
+        at = window.find(TOOL_OPEN, start)
+        if at < 0:
+            stop = _before_newline(window, start, _ready(window, start, (TOOL_OPEN,)))
+            self._emit(window[start:stop])
+            return stop
+        stop = _before_newline(window, start, at)
+        self._emit(window[start:stop])
+        self._state, self._start_at, self._framed = self._opened, self._at + at, stop < at
+        self._keep(TOOL_OPEN)
+        return at + len(TOOL_OPEN)
+
+    def _skip_newlines(self, window: str) -> int:
+        skipped = 0
+        while self._newlines and skipped < len(window):
+            if window[skipped] != "\n":
+                self._newlines = 0
+                break
+            skipped += 1
+            self._newlines -= 1
+        return skipped
+
+    # One block.
+
+    def _opened(self, window: str) -> int:
+        """After `<tool_call>`: which body is it?"""
+        rest = window.lstrip(" \t\r\n")
+        blanks = len(window) - len(rest)
+        self._keep(window[:blanks])
+        for body in self._bodies:
+            if rest.startswith(body.opener):
+                self._state, self._body = self._inside, body(self._size)
+                return blanks
+        if not any(body.opener.startswith(rest) for body in self._bodies):
+            self._break(self._raw(), self._bodies[0].fault, restart=True)
+        return blanks
+
+    def _inside(self, window: str) -> int:
+        assert self._body is not None
+        self._keep(window)
+        verdict = self._body.feed(window)
+        if isinstance(verdict, Ended):
+            self._end(verdict)
+        elif isinstance(verdict, Broken):
+            raw = self._raw()
+            self._give_back(raw[verdict.at :])
+            self._break(raw[: verdict.at], verdict.status, restart=verdict.restart)
+        return len(window)
+
+    def _broken(self, window: str) -> int:
+        """Text for certain; only its end is looked for."""
+        close = window.find(TOOL_CLOSE)
+        reopen = window.find(TOOL_OPEN, 0, close if close >= 0 else len(window)) if self._restart else -1
+        if reopen >= 0:
+            stop, status = reopen, CallStatus.UNCLOSED
+        elif close >= 0:
+            stop, status = close + len(TOOL_CLOSE), self._fault
+        else:
+            stop, status = _ready(window, 0, (TOOL_CLOSE, TOOL_OPEN)), None
+        self._emit(window[:stop])
+        self._keep(window[:stop])
+        if status is not None:
+            self._record(status)
+        return stop
+
+    def _end(self, ended: Ended) -> None:
+        """The block is over by its body's own word."""
+        assert self._body is not None
+        raw = self._raw()
+        block = raw[: ended.end]
+        self._pieces = [block]
+        self._give_back(raw[ended.end :])
+        if ended.status is not None:
+            self._fail(ended.status)
+            return
+        decoded = self._body.decode(block, self._tools)
+        if decoded.status is not CallStatus.OK:
+            self._fail(decoded.status, decoded.name)
+            return
+        record = self._record(decoded.status, decoded.name)
+        self._flush()
+        self._events.append(CallEvent(decoded.name, decoded.arguments, record))
+        self._newlines = 1
+
+    def _fail(self, status: CallStatus, name: str | None = None) -> None:
+        """The block was no call: all of it is text."""
+        self._emit("\n" if self._framed else "")
+        self._emit(self._raw())
+        self._record(status, name)
+
+    def _break(self, raw: str, status: CallStatus, *, restart: bool) -> None:
+        """The block cannot become a call: what there is of it is text, and so is what comes until it ends."""
+        self._emit("\n" if self._framed else "")
+        self._emit(raw)
+        self._pieces = [raw]
+        self._state, self._fault, self._restart = self._broken, status, restart
+
+    def _record(self, status: CallStatus, name: str | None = None) -> CallRecord:
+        """Close the block: `_pieces` is exactly it."""
+        raw = self._raw()
+        if name is None:
+            name = printable(self._body.name) if self._body is not None else ""
+        record = CallRecord(status, name, raw, self._start_at, self._start_at + len(raw))
+        self.records.append(record)
+        self._state, self._pieces, self._size, self._body = self._text, [], 0, None
+        return record
+
+    def _end_of_output(self) -> None:
+        held, self._held = self._held, ""
+        if self._state == self._broken:
+            self._emit(held)
+            self._keep(held)
+            self._record(CallStatus.UNCLOSED)
+        elif self._pieces:
+            self._keep(held)
+            ended = self._body.finish() if self._body is not None else None
+            if ended is not None:
+                self._end(ended)
+            else:
+                self._fail(CallStatus.UNCLOSED)
+        else:
+            self._emit(held, reasoning=self._reasoning)
+
+    def _raw(self) -> str:
+        return "".join(self._pieces)
+
+    def _keep(self, text: str) -> None:
+        self._pieces.append(text)
+        self._size += len(text)
+
+    def _give_back(self, text: str) -> None:
+        self._give(text)
+        self._at -= len(text)
+
+
+def _ready(window: str, start: int, tags: tuple[str, ...]) -> int:
+    """Where what could still become one of the tags starts, or the end."""
+    at = window.rfind("<", max(start, len(window) - max(map(len, tags)) + 1))
+    return at if at >= 0 and any(tag.startswith(window[at:]) for tag in tags) else len(window)
+
+
+def _before_newline(window: str, start: int, stop: int) -> int:
+    """`stop`, less one newline before it that is not before `start`."""
+    return stop - 1 if stop > start and window[stop - 1] == "\n" else stop

@@ -17,7 +17,8 @@ class ClaudeCode:
     name = "claude-code"
 
     def __init__(self, *, version: str = VERSION, bare: bool = True, args: Sequence[str] = (), program: Sequence[str] = ()) -> None:
-        self._agent = NpmAgent(self.name, "@anthropic-ai/claude-code", version, "claude")
+        # Its install script puts the native binary in place of a stub.
+        self._agent = NpmAgent(self.name, "@anthropic-ai/claude-code", version, "claude", scripts=True)
         self._bare = bare
         self._args = tuple(args)
         self._program = tuple(program)

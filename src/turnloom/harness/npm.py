@@ -28,13 +28,18 @@ _POLL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class NpmAgent:
-    """An npm package, its program in `node_modules/.bin`, and the oldest Node.js that runs it."""
+    """An npm package, its program in `node_modules/.bin`, and the oldest Node.js that runs it.
+
+    `scripts` lets its install scripts run, with this user's rights and outside any sandbox: only for packages that do not
+    work without.
+    """
 
     name: str
     package: str
     version: str
     program: str
     node: int = 20
+    scripts: bool = False
 
 
 def cache_dir() -> Path:
@@ -83,9 +88,17 @@ async def _install(agent: NpmAgent, place: Path) -> None:
     try:
         await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        # No install scripts: the packages do not need them, and they would run outside any sandbox.
         code, text = await _run(
-            *("npm", "install", "--prefix", str(draft), "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"),
+            *(
+                "npm",
+                "install",
+                "--prefix",
+                str(draft),
+                f"--ignore-scripts={str(not agent.scripts).lower()}",
+                "--no-audit",
+                "--no-fund",
+                "--loglevel=error",
+            ),
             f"{agent.package}@{agent.version}",
             timeout=INSTALL_TIME,
         )

@@ -119,6 +119,11 @@ def edit(path: str, old: str, new: str) -> str:
     return f"changed {path}"
 
 
+def clean(text: str) -> str:
+    """Without lone surrogates, which JSON can spell and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def use_tool(name: str, arguments: object, options: argparse.Namespace) -> tuple[str, bool]:
     """The tool's answer and whether it is an error. Never raises for what the model wrote."""
     tool = next((tool for tool in TOOLS if tool["name"] == name), None)
@@ -135,7 +140,7 @@ def use_tool(name: str, arguments: object, options: argparse.Namespace) -> tuple
             return bash(values[0], options.bash_timeout, options.output_limit)
         return (read(values[0], options.output_limit) if name == "read" else edit(*values)), False
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return f"{type(error).__name__}: {error}", True
+        return clean(f"{type(error).__name__}: {error}"), True
 
 
 def ask(client: anthropic.Anthropic, messages: list[Any], options: argparse.Namespace) -> anthropic.types.Message:
@@ -160,7 +165,7 @@ def run(client: anthropic.Anthropic, prompt: str, options: argparse.Namespace) -
         results = []
         for block in reply.content:
             if block.type == "text":
-                sys.stdout.write(block.text.rstrip("\n") + "\n")
+                sys.stdout.write(clean(block.text.rstrip("\n")) + "\n")
             elif block.type == "tool_use":
                 sys.stdout.write(f"[{block.name}] {block.input}\n")
                 text, is_error = use_tool(block.name, block.input, options)

@@ -1,0 +1,187 @@
+"""Decodes SGLang's `/generate` stream. Pure: bytes or parsed payloads in, `Chunk`s out; never touches a socket.
+
+Servers differ in what a chunk carries. `output_ids` and the logprob triples
+`[logprob, id, text]` are each cumulative or incremental, on their own, and some
+versions mix the two. `meta_info.completion_tokens` says how many tokens there
+are in all, so each list is read by its length: as long as the total, it is
+cumulative; as long as what is new, it is incremental; anything else contradicts
+the count. Nothing that contradicts itself becomes a token.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import orjson
+
+from turnloom.engine.contract import Chunk
+from turnloom.errors import EngineError, EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
+from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, VersionSpan, floats, ids
+
+log = logging.getLogger("turnloom.engine")
+
+INT32_END = 2**31
+_OVERLOADED = (408, 429, 503, 529)
+_FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+
+def error_for_status(status: int, message: str) -> EngineError:
+    """The error that an HTTP status, or a status code inside an abort, means."""
+    if status in _OVERLOADED:
+        return EngineOverloaded(message)
+    if 400 <= status < 500:
+        return EngineRejected(message)
+    return EngineUnavailable(message)
+
+
+class EventLines:
+    """Splits a byte stream into the payloads of its `data:` lines, whatever their length and wherever it is cut."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        searched = len(self._held)
+        self._held += data
+        start = 0
+        while (end := self._held.find(b"\n", max(start, searched))) >= 0:
+            line = bytes(self._held[start:end]).rstrip(b"\r")
+            start = end + 1
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+        del self._held[:start]
+
+
+class StreamDecoder:
+    """Fed one payload after another, gives the new tokens of each. `vocab_size` None checks ids against int32 only."""
+
+    def __init__(self, vocab_size: int | None = None) -> None:
+        self._id_end = vocab_size if vocab_size is not None else INT32_END
+        self._ids: list[int] = []
+        self.finished = False
+
+    @property
+    def count(self) -> int:
+        """Output tokens so far."""
+        return len(self._ids)
+
+    def feed(self, data: bytes) -> Chunk | None:
+        """The new tokens of one payload; None for a repetition of the last one.
+
+        Raises EngineProtocol when it is not JSON or contradicts itself or what
+        came before; EngineRejected, EngineOverloaded or EngineUnavailable when it says so.
+        """
+        try:
+            payload = orjson.loads(data)
+        except ValueError as error:
+            raise EngineProtocol(f"the engine sent a line that is not JSON: {data[:80]!r}") from error
+        if isinstance(payload, dict) and "error" in payload:
+            _raise_error_event(payload["error"])
+        meta = payload.get("meta_info") if isinstance(payload, dict) else None
+        if not isinstance(meta, dict):
+            raise EngineProtocol("the engine sent a payload without meta_info")
+        reason = meta.get("finish_reason")
+        if self.finished:
+            if reason is None or meta.get("completion_tokens", self.count) != self.count:
+                raise EngineProtocol("the engine went on after the last chunk")
+            return None
+        finish = None if reason is None else _read_finish(reason)
+        new_ids, new_logprobs = self._read_tokens(payload, meta, finish)
+        self._ids += new_ids
+        self.finished = finish is not None
+        cached = meta.get("cached_tokens")
+        return Chunk(
+            ids=ids(new_ids) if new_ids else NO_IDS,
+            logprobs=floats(new_logprobs) if new_logprobs else NO_FLOATS,
+            finish=finish,
+            versions=self._read_versions(meta) if finish is not None else (),
+            cached_tokens=cached if isinstance(cached, int) else 0,
+        )
+
+    def _read_tokens(self, payload: dict[str, Any], meta: dict[str, Any], finish: Finish | None) -> tuple[list[int], list[float]]:
+        try:
+            return self._new_tokens(payload, meta)
+        except EngineProtocol as error:
+            # An aborted request's last chunk may hold only its last token, or nothing at all. What came before stands.
+            if finish is None or finish.reason is not FinishReason.ABORT:
+                raise
+            log.info("the last chunk of an aborted request is not usable, its tokens are dropped: %s", error)
+            return [], []
+
+    def _new_tokens(self, payload: dict[str, Any], meta: dict[str, Any]) -> tuple[list[int], list[float]]:
+        held = self.count
+        total, output, triples = meta.get("completion_tokens"), payload.get("output_ids"), meta.get("output_token_logprobs")
+        if not isinstance(total, int) or not isinstance(output, list):
+            raise EngineProtocol("the engine sent a payload without completion_tokens or output_ids")
+        if total < held:
+            raise EngineProtocol(f"the engine took tokens back: {held} before, {total} now")
+        if triples is None and total == held:
+            triples = []
+        if not isinstance(triples, list):
+            raise EngineProtocol("the engine sent tokens without logprobs")
+        new = _tail("output_ids", output, held, total)
+        if len(output) > len(new) and output[:held] != self._ids:
+            raise EngineProtocol("the engine changed tokens it had sent")
+        logprobs: list[float] = []
+        for token, triple in zip(new, _tail("logprobs", triples, held, total), strict=True):
+            logprobs.append(self._check(token, triple))
+        return new, logprobs
+
+    def _check(self, token: Any, triple: Any) -> float:
+        """The logprob of one token whose id and triple agree."""
+        if not isinstance(token, int) or not 0 <= token < self._id_end:
+            raise EngineProtocol(f"the engine sent {token!r}, which is no token id")
+        if not isinstance(triple, list) or len(triple) < 2 or triple[1] != token:
+            raise EngineProtocol(f"the engine's logprob {triple!r} is not for its token {token}")
+        value = triple[0]
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise EngineProtocol(f"the engine's logprob for token {token} is {value!r}")
+        return float(value)
+
+    def _read_versions(self, meta: dict[str, Any]) -> tuple[VersionSpan, ...]:
+        spans, whole = meta.get("weight_versions"), meta.get("weight_version")
+        if not self.count:
+            return ()
+        if not spans:
+            return (VersionSpan(str(whole), 0, self.count),) if whole is not None else ()
+        try:
+            read = tuple(VersionSpan(str(span["version"]), int(span["start"]), min(int(span["end"]), self.count)) for span in spans)
+        except (TypeError, KeyError, ValueError) as error:
+            raise EngineProtocol(f"the engine's weight_versions cannot be read: {spans!r}") from error
+        if any(not 0 <= span.start <= span.end for span in read):
+            raise EngineProtocol(f"the engine's weight_versions are not spans of its output: {spans!r}")
+        return read
+
+
+def _tail(what: str, values: list[Any], held: int, total: int) -> list[Any]:
+    """The new entries of a list that is cumulative or incremental."""
+    if len(values) == total:
+        return values[held:]
+    if len(values) == total - held:
+        return values
+    raise EngineProtocol(f"the engine sent {len(values)} {what} where {total} tokens are sampled and {held} were known")
+
+
+def _read_finish(reason: Any) -> Finish:
+    kind = reason.get("type") if isinstance(reason, dict) else reason
+    if kind == "abort":
+        message = str(reason.get("message") or "the engine aborted the request")
+        status = reason.get("status_code")
+        if isinstance(status, int) and status >= 400:
+            raise error_for_status(status, message)
+        return Finish(FinishReason.ABORT, message=message)
+    if kind not in _FINISHES:
+        raise EngineProtocol(f"the engine finished with {kind!r}, which is not known")
+    matched = reason.get("matched")
+    return Finish(_FINISHES[kind], matched=matched if isinstance(matched, int | str) else None)
+
+
+def _raise_error_event(error: Any) -> NoReturn:
+    """An `error` event: SGLang sends one for a request it finds invalid after the stream began, without a status."""
+    if isinstance(error, dict):
+        status = next((error[key] for key in ("status_code", "code") if isinstance(error.get(key), int)), 400)
+        raise error_for_status(status, str(error.get("message") or error))
+    raise EngineRejected(str(error))

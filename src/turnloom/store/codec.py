@@ -1,0 +1,361 @@
+"""Records as bytes and back, losslessly. Pure: no IO, no clock, and never pickle.
+
+Everything but token columns is JSON. The JSON text is UTF-8 with surrogates
+passed through, because what a model or a client wrote may hold lone surrogates
+and escaping would join two of them into another character. NaN and infinities
+use the spellings of Python's json. Token columns are little-endian int32, or
+float32 with every NaN payload kept.
+
+Decoders raise StoreError for bytes that no encoder here wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from turnloom.core.records import Delta, Node
+from turnloom.errors import StoreError
+from turnloom.store.contract import Limits, SessionRow
+from turnloom.types import (
+    CallRecord,
+    CallStatus,
+    Finish,
+    FinishReason,
+    FloatArray,
+    Fork,
+    ForkKind,
+    IntArray,
+    Message,
+    Outcome,
+    Part,
+    Reasoning,
+    Sampling,
+    Text,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    VersionSpan,
+)
+
+Json = Any
+"""What json.loads returns."""
+
+COMPRESS_FROM = 512
+"""Bodies of more bytes than this are compressed."""
+
+PLAIN, ZSTD = b"\x00", b"\x01"
+
+
+# Bytes
+
+
+def pack(value: Json) -> bytes:
+    """One flag byte, then JSON, compressed with zstd when that is worth it. Raises StoreError if it is not JSON."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"cannot be stored as JSON: {error}") from error
+    data = text.encode("utf-8", "surrogatepass")
+    return ZSTD + zstandard.compress(data) if len(data) > COMPRESS_FROM else PLAIN + data
+
+
+def unpack(data: bytes) -> Json:
+    flag, body = data[:1], data[1:]
+    try:
+        if flag == ZSTD:
+            body = zstandard.decompress(body)
+        elif flag != PLAIN:
+            raise ValueError(f"unknown flag {flag!r}")
+        return json.loads(body.decode("utf-8", "surrogatepass"))
+    except (zstandard.ZstdError, ValueError, RecursionError) as error:
+        raise StoreError(f"a stored body is damaged: {error}") from error
+
+
+def pack_ids(column: IntArray) -> bytes:
+    return _pack_column(column, np.dtype(np.int32), "<i4")
+
+
+def unpack_ids(data: bytes) -> IntArray:
+    """A read-only int32 array."""
+    return _unpack_column(data, np.dtype(np.int32), "<i4")
+
+
+def pack_floats(column: FloatArray) -> bytes:
+    return _pack_column(column, np.dtype(np.float32), "<f4")
+
+
+def unpack_floats(data: bytes) -> FloatArray:
+    """A read-only float32 array."""
+    return _unpack_column(data, np.dtype(np.float32), "<f4")
+
+
+def _pack_column(column: npt.NDArray[Any], native: np.dtype[Any], stored: str) -> bytes:
+    _check_column(column, native)
+    return column.astype(stored, copy=False).tobytes()
+
+
+def _check_column(column: npt.NDArray[Any], native: np.dtype[Any]) -> None:
+    if column.dtype != native or column.ndim != 1:
+        raise StoreError(f"a token column must be one-dimensional {native}, not {column.ndim}-dimensional {column.dtype}")
+
+
+def _unpack_column(data: bytes, native: np.dtype[Any], stored: str) -> npt.NDArray[Any]:
+    if len(data) % 4:
+        raise StoreError(f"a stored token column is damaged: {len(data)} bytes is no whole number of tokens")
+    array = np.frombuffer(data, dtype=stored).astype(native, copy=False)
+    array.flags.writeable = False
+    return array
+
+
+# Messages and tools
+
+
+def encode_message(message: Message) -> Json:
+    return {"role": message.role, "parts": [encode_part(part) for part in message.parts]}
+
+
+def decode_message(data: Json) -> Message:
+    return Message(data["role"], tuple(decode_part(part) for part in data["parts"]))
+
+
+def encode_part(part: Part) -> Json:
+    match part:
+        case Text(text):
+            return {"type": "text", "text": text}
+        case Reasoning(text, ref):
+            return {"type": "reasoning", "text": text, "ref": ref}
+        case ToolCall(id, name, arguments):
+            return {"type": "call", "id": id, "name": name, "arguments": arguments}
+        case ToolResult(call_id, text, is_error):
+            return {"type": "result", "call_id": call_id, "text": text, "is_error": is_error}
+
+
+def decode_part(data: Json) -> Part:
+    match data["type"]:
+        case "text":
+            return Text(data["text"])
+        case "reasoning":
+            return Reasoning(data["text"], data["ref"])
+        case "call":
+            return ToolCall(data["id"], data["name"], data["arguments"])
+        case "result":
+            return ToolResult(data["call_id"], data["text"], data["is_error"])
+        case unknown:
+            raise ValueError(f"unknown part {unknown!r}")
+
+
+def encode_tool(tool: Tool) -> Json:
+    return [tool.name, tool.description, tool.parameters]
+
+
+def decode_tool(data: Json) -> Tool:
+    name, description, parameters = data
+    return Tool(name, description, parameters)
+
+
+# Nodes
+
+
+def encode_node(node: Node) -> Json:
+    return {
+        "id": node.id,
+        "parent": node.parent,
+        "message": None if node.message is None else encode_message(node.message),
+        "tools": [encode_tool(tool) for tool in node.tools],
+        "turn": node.turn,
+    }
+
+
+def decode_node(data: Json) -> Node:
+    return Node(
+        id=data["id"],
+        parent=data["parent"],
+        message=None if data["message"] is None else decode_message(data["message"]),
+        tools=tuple(decode_tool(tool) for tool in data["tools"]),
+        turn=data["turn"],
+    )
+
+
+# Turns
+
+
+def encode_fork(fork: Fork) -> Json:
+    return [fork.kind, fork.message_index, fork.detail]
+
+
+def decode_fork(data: Json) -> Fork:
+    kind, message_index, detail = data
+    return Fork(ForkKind(kind), message_index, detail)
+
+
+def encode_finish(finish: Finish) -> Json:
+    return [finish.reason, finish.matched, finish.message]
+
+
+def decode_finish(data: Json) -> Finish:
+    reason, matched, message = data
+    return Finish(FinishReason(reason), matched, message)
+
+
+def encode_sampling(sampling: Sampling) -> Json:
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "stop": list(sampling.stop),
+        "seed": sampling.seed,
+    }
+
+
+def decode_sampling(data: Json) -> Sampling:
+    return Sampling(
+        temperature=data["temperature"],
+        top_p=data["top_p"],
+        top_k=data["top_k"],
+        max_tokens=data["max_tokens"],
+        stop=tuple(data["stop"]),
+        seed=data["seed"],
+    )
+
+
+def encode_versions(versions: Sequence[VersionSpan]) -> Json:
+    return [[span.version, span.start, span.end] for span in versions]
+
+
+def decode_versions(data: Json) -> tuple[VersionSpan, ...]:
+    return tuple(VersionSpan(version, start, end) for version, start, end in data)
+
+
+def encode_calls(calls: Sequence[CallRecord]) -> Json:
+    return [[call.status, call.name, call.raw, call.start, call.end] for call in calls]
+
+
+def decode_calls(data: Json) -> tuple[CallRecord, ...]:
+    return tuple(CallRecord(CallStatus(status), name, raw, start, end) for status, name, raw, start, end in data)
+
+
+def encode_turn(turn: Turn) -> Json:
+    """Everything but the token columns and the outcome, which can be amended and so is stored beside it."""
+    return {
+        "id": turn.id,
+        "index": turn.index,
+        "base": turn.base,
+        "fork": None if turn.fork is None else encode_fork(turn.fork),
+        "prompt_len": turn.prompt_len,
+        "prompt_crc": turn.prompt_crc,
+        "finish": encode_finish(turn.finish),
+        "sampling": encode_sampling(turn.sampling),
+        "versions": encode_versions(turn.versions),
+        "calls": encode_calls(turn.calls),
+        "logprob_convention": turn.logprob_convention,
+        "model": turn.model,
+        "escaped": turn.escaped,
+        "started": turn.started,
+        "ended": turn.ended,
+        "error": turn.error,
+    }
+
+
+def decode_turn(data: Json, outcome: Outcome, appended: IntArray, output: IntArray, logprobs: FloatArray) -> Turn:
+    return Turn(
+        id=data["id"],
+        index=data["index"],
+        base=data["base"],
+        fork=None if data["fork"] is None else decode_fork(data["fork"]),
+        appended=appended,
+        prompt_len=data["prompt_len"],
+        prompt_crc=data["prompt_crc"],
+        output=output,
+        logprobs=logprobs,
+        finish=decode_finish(data["finish"]),
+        outcome=outcome,
+        sampling=decode_sampling(data["sampling"]),
+        versions=decode_versions(data["versions"]),
+        calls=decode_calls(data["calls"]),
+        logprob_convention=data["logprob_convention"],
+        model=data["model"],
+        escaped=data["escaped"],
+        started=data["started"],
+        ended=data["ended"],
+        error=data["error"],
+    )
+
+
+# Deltas
+
+
+DeltaColumns = tuple[str, bytes, bytes, bytes, bytes, bytes]
+"""outcome, nodes, turn, appended, output, logprobs: one stored delta."""
+
+
+def check_delta(delta: Delta) -> None:
+    """Raises StoreError for token columns that could not be read back equal, or that do not fit together."""
+    turn = delta.turn
+    _check_column(turn.appended, np.dtype(np.int32))
+    _check_column(turn.output, np.dtype(np.int32))
+    _check_column(turn.logprobs, np.dtype(np.float32))
+    if len(turn.output) != len(turn.logprobs):
+        raise StoreError(f"turn {turn.id}: {len(turn.output)} sampled ids but {len(turn.logprobs)} logprobs")
+
+
+def encode_delta(delta: Delta) -> DeltaColumns:
+    """Raises StoreError as `check_delta` and `pack` do."""
+    turn = delta.turn
+    check_delta(delta)
+    return (
+        str(turn.outcome),
+        pack([encode_node(node) for node in delta.nodes]),
+        pack(encode_turn(turn)),
+        pack_ids(turn.appended),
+        pack_ids(turn.output),
+        pack_floats(turn.logprobs),
+    )
+
+
+def decode_delta(columns: DeltaColumns) -> Delta:
+    outcome, nodes, turn, appended, output, logprobs = columns
+    try:
+        return Delta(
+            nodes=tuple(decode_node(node) for node in unpack(nodes)),
+            turn=decode_turn(unpack(turn), Outcome(outcome), unpack_ids(appended), unpack_ids(output), unpack_floats(logprobs)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"a stored turn is damaged: {type(error).__name__}: {error}") from error
+
+
+# Sessions
+
+
+def encode_session(row: SessionRow) -> bytes:
+    limits = row.limits
+    return pack(
+        {
+            "id": row.id,
+            "key_hash": row.key_hash,
+            "created": row.created,
+            "sampling": encode_sampling(row.sampling),
+            "limits": {"max_turns": limits.max_turns, "max_context": limits.max_context, "turn_timeout": limits.turn_timeout},
+            "group": row.group,
+            "rollout": row.rollout,
+            "labels": dict(row.labels),
+            "metadata": dict(row.metadata),
+            "status": row.status,
+            "reward": row.reward,
+        }
+    )
+
+
+def decode_session(body: bytes) -> SessionRow:
+    data = unpack(body)
+    try:
+        return SessionRow(**{**data, "sampling": decode_sampling(data["sampling"]), "limits": Limits(**data["limits"])})
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"a stored session is damaged: {type(error).__name__}: {error}") from error

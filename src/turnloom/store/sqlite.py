@@ -1,0 +1,256 @@
+"""The durable store: one SQLite file in WAL mode, one writer thread, readers off the event loop.
+
+At most one process writes a file; any number read it meanwhile with
+`read_only=True`. Encoding happens in the writer's thread, decoding in a
+reader's, so the event loop only waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from turnloom.core.records import Delta
+from turnloom.errors import StoreError
+from turnloom.store import codec, schema
+from turnloom.store.contract import SessionRow
+from turnloom.store.writer import Writer
+from turnloom.types import Outcome
+
+T = TypeVar("T")
+
+
+class SQLiteStore:
+    """Implements `turnloom.store.contract.Store`.
+
+    A read-only store refuses every write with StoreError. `path` must lie on a
+    local disk: WAL mode needs shared memory between readers and the writer.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
+        self.path = Path(path)
+        self.read_only = read_only
+        self._writer: Writer | None = None
+        self._readers: _Readers | None = None
+        self._lock: int | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Opens the file, creating and upgrading it unless read-only. Raises StoreError saying what to do."""
+        if self._readers is not None:
+            raise StoreError(f"{self.path} is already open")
+        connection = None if self.read_only else await asyncio.to_thread(self._open_for_writing)
+        readers = _Readers(self.path)
+        try:
+            await readers.run(_touch)
+        except StoreError:
+            await readers.close()
+            if connection is not None:
+                connection.close()
+                self._unlock()
+            raise
+        self._readers, self._closing = readers, None
+        self._writer = None if connection is None else Writer(connection, self.path)
+
+    def _open_for_writing(self) -> sqlite3.Connection:
+        schema.create(self.path)
+        self._lock = _take_lock(self.path)
+        try:
+            connection = schema.connect(self.path, read_only=False)
+            try:
+                schema.migrate(connection, self.path)
+            except StoreError:
+                connection.close()
+                raise
+        except StoreError:
+            self._unlock()
+            raise
+        return connection
+
+    async def put_session(self, row: SessionRow) -> None:
+        body = codec.encode_session(row)
+
+        def work(connection: sqlite3.Connection) -> None:
+            try:
+                connection.execute(PUT_SESSION, (row.id, row.key_hash, row.created, row.status, body))
+            except sqlite3.IntegrityError as error:
+                raise StoreError(f"session {row.id} cannot be stored: {error}; a key opens one session only") from error
+
+        await self._write(work)
+
+    async def append(self, session_id: str, delta: Delta) -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            columns = codec.encode_delta(delta)
+            number = _number(connection, session_id)
+            try:
+                connection.execute(APPEND, (number, delta.turn.id, *columns))
+            except sqlite3.IntegrityError as error:
+                raise StoreError(f"session {session_id} already holds turn {delta.turn.id}; a turn is stored once") from error
+
+        await self._write(work)
+
+    async def amend(self, session_id: str, turn_id: str, outcome: Outcome) -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            number = _number(connection, session_id)
+            if not connection.execute(AMEND, (str(outcome), number, turn_id)).rowcount:
+                raise StoreError(f"session {session_id} has no turn {turn_id} to amend")
+
+        await self._write(work)
+
+    async def drop(self, session_id: str) -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM deltas WHERE session = (SELECT number FROM sessions WHERE id = ?)", (session_id,))
+            connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
+
+        await self._write(work)
+
+    async def session(self, session_id: str) -> SessionRow | None:
+        return await self._read(lambda c: _one_session(c, "SELECT body FROM sessions WHERE id = ?", session_id))
+
+    async def session_by_key(self, key_hash: str) -> SessionRow | None:
+        """None for an empty hash: a session without a key is opened by none."""
+        if not key_hash:
+            return None
+        return await self._read(lambda c: _one_session(c, "SELECT body FROM sessions WHERE key_hash = ? AND key_hash != ''", key_hash))
+
+    async def sessions(self, *, limit: int = 100, offset: int = 0) -> Sequence[SessionRow]:
+        def read(connection: sqlite3.Connection) -> list[SessionRow]:
+            return [codec.decode_session(body) for (body,) in connection.execute(SESSIONS, (limit, offset))]
+
+        return await self._read(read)
+
+    async def deltas(self, session_id: str) -> Sequence[Delta]:
+        """Empty for an unknown session."""
+
+        def read(connection: sqlite3.Connection) -> list[Delta]:
+            return [codec.decode_delta(row) for row in connection.execute(DELTAS, (session_id,))]
+
+        return await self._read(read)
+
+    async def close(self) -> None:
+        """Finishes every write handed in, then closes. Closing twice is no error."""
+        if self._readers is None:
+            return
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        assert self._readers is not None
+        if self._writer is not None:
+            self._writer.stop()
+        await self._readers.close()  # before the writer's: the last connection to close folds the WAL in, and must be able to write
+        if self._writer is not None:
+            await self._writer.close()
+        self._unlock()
+        self._readers = self._writer = None
+
+    async def _write(self, work: Callable[[sqlite3.Connection], None]) -> None:
+        if self.read_only:
+            raise StoreError(f"{self.path} was opened read-only; open it for writing to change it")
+        if self._writer is None:
+            raise StoreError(f"{self.path} is not open; open the store before using it")
+        await self._writer.write(work)
+
+    async def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        if self._readers is None or self._closing is not None:
+            raise StoreError(f"{self.path} is not open; open the store before using it")
+        return await self._readers.run(read)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+PUT_SESSION = """
+INSERT INTO sessions (id, key_hash, created, status, body) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET key_hash = excluded.key_hash, created = excluded.created, status = excluded.status, body = excluded.body
+"""
+APPEND = "INSERT INTO deltas (session, turn, outcome, nodes, body, appended, output, logprobs) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+AMEND = "UPDATE deltas SET outcome = ? WHERE session = ? AND turn = ?"
+SESSIONS = "SELECT body FROM sessions WHERE status != 'dropped' ORDER BY created DESC, number DESC LIMIT ? OFFSET ?"
+DELTAS = """
+SELECT outcome, nodes, deltas.body, appended, output, logprobs FROM deltas
+JOIN sessions ON sessions.number = deltas.session WHERE sessions.id = ? ORDER BY deltas.number
+"""
+
+
+def _number(connection: sqlite3.Connection, session_id: str) -> int:
+    row = connection.execute("SELECT number FROM sessions WHERE id = ?", (session_id,)).fetchone()
+    if row is None:
+        raise StoreError(f"no session {session_id} is stored; put the session before its turns")
+    return int(row[0])
+
+
+def _one_session(connection: sqlite3.Connection, query: str, value: str) -> SessionRow | None:
+    row = connection.execute(query, (value,)).fetchone()
+    return None if row is None else codec.decode_session(row[0])
+
+
+def _touch(connection: sqlite3.Connection) -> None:
+    connection.execute("SELECT number FROM sessions LIMIT 1").fetchone()
+
+
+def _take_lock(path: Path) -> int:
+    """An advisory lock beside the file, held as long as the descriptor is open; a killed process leaves none behind.
+
+    Not on the file itself: closing a descriptor of it would drop SQLite's own POSIX locks.
+    """
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        lock = os.open(lock_path, os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise StoreError(f"cannot create {lock_path}: {error.strerror}; check the permissions of its directory") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+    except BlockingIOError as error:
+        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+        os.close(lock)
+        raise StoreError(f"{path} is being written by process {holder or 'unknown'}; stop it, or open the store read-only") from error
+    except OSError as error:
+        os.close(lock)
+        raise StoreError(f"cannot lock {lock_path}: {error.strerror}") from error
+    return lock
+
+
+class _Readers:
+    """A few threads, each with its own read-only connection."""
+
+    def __init__(self, path: Path, threads: int = 2) -> None:
+        self.path = path
+        self.local = threading.local()
+        self.connections: list[sqlite3.Connection] = []
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="turnloom-store-reader")
+
+    async def run(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.pool, self._run, read)
+        except RuntimeError as error:
+            raise StoreError(f"{self.path} is closed") from error
+
+    def _run(self, read: Callable[[sqlite3.Connection], T]) -> T:
+        connection: sqlite3.Connection | None = getattr(self.local, "connection", None)
+        try:
+            if connection is None:
+                connection = self.local.connection = schema.connect(self.path, read_only=True)
+                self.connections.append(connection)
+            return read(connection)
+        except sqlite3.Error as error:
+            raise schema.explain(error, self.path) from error
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise StoreError(f"{self.path}: cannot be looked up: {error}") from error
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.pool.shutdown)
+        for connection in self.connections:
+            connection.close()

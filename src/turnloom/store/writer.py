@@ -1,0 +1,165 @@
+"""The one thread that writes, with group commit.
+
+Whatever waits in the queue goes into one transaction, each piece of work under
+its own savepoint: a bad one fails alone. A waiter wakes only after COMMIT.
+Work once handed in is done whatever becomes of its waiter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnloom.errors import StoreError
+from turnloom.store.schema import explain
+
+logger = logging.getLogger("turnloom.store")
+
+Work = Callable[[sqlite3.Connection], None]
+
+BATCH = 512
+"""At most so many pieces of work share a transaction."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    work: Work
+    waiter: asyncio.Future[None]
+
+
+class _TransactionLost(Exception):
+    """SQLite ended the whole transaction, not just one statement."""
+
+
+class Writer:
+    """Owns `connection` from its start to the end of `close`."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.connection = connection
+        self.path = path
+        self.loop = asyncio.get_running_loop()
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.closing = False
+        self.commits = 0
+        self.thread = threading.Thread(target=self._run, name="turnloom-store-writer", daemon=True)
+        self.thread.start()
+
+    async def write(self, work: Work) -> None:
+        """Returns when the work is committed. Raises StoreError if it is not; cancellation leaves it queued."""
+        if self.closing:
+            raise StoreError(f"{self.path} is closed; nothing more can be stored in it")
+        waiter: asyncio.Future[None] = self.loop.create_future()
+        self.jobs.put(_Job(work, waiter))
+        await waiter
+
+    def stop(self) -> None:
+        """Take no more work; what is queued is still done."""
+        if not self.closing:
+            self.closing = True
+            self.jobs.put(None)
+
+    async def close(self) -> None:
+        """Stop, wait until everything queued is done, then close the connection."""
+        self.stop()
+        await asyncio.to_thread(self.thread.join)
+        self.connection.close()
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            batch, last = self._gather()
+            if batch:
+                self._wake(batch, self._settle(batch))
+
+    def _gather(self) -> tuple[list[_Job], bool]:
+        batch: list[_Job] = []
+        job = self.jobs.get()
+        while job is not None:
+            batch.append(job)
+            if len(batch) == BATCH:
+                return batch, False
+            try:
+                job = self.jobs.get_nowait()
+            except queue.Empty:
+                return batch, False
+        return batch, True
+
+    def _settle(self, batch: Sequence[_Job]) -> list[StoreError | None]:
+        """The fate of each job. Never raises: a waiter must not hang because this thread died."""
+        try:
+            return self._commit(batch)
+        except Exception as error:
+            logger.exception("%s: %d writes failed", self.path, len(batch))
+            self._rollback()
+            return [self._error(error)] * len(batch)
+
+    def _commit(self, batch: Sequence[_Job]) -> list[StoreError | None]:
+        """One transaction for the batch. If it is lost as a whole, one for each, so that only the guilty fail."""
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            return [self._error(error)] * len(batch)
+        try:
+            return self._transaction(batch)
+        except (sqlite3.Error, _TransactionLost) as error:
+            self._rollback()
+            if len(batch) == 1:
+                return [self._error(error.__cause__ if isinstance(error, _TransactionLost) else error)]
+        return [result for job in batch for result in self._commit([job])]
+
+    def _transaction(self, batch: Sequence[_Job]) -> list[StoreError | None]:
+        execute = self.connection.execute
+        results: list[StoreError | None] = []
+        for job in batch:
+            execute("SAVEPOINT job")
+            try:
+                job.work(self.connection)
+            except Exception as error:
+                if not self.connection.in_transaction:
+                    raise _TransactionLost from error
+                execute("ROLLBACK TO job")
+                results.append(self._error(error))
+            else:
+                results.append(None)
+            execute("RELEASE job")
+        execute("COMMIT")
+        self.commits += 1
+        return results
+
+    def _rollback(self) -> None:
+        if self.connection.in_transaction:
+            try:
+                self.connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                logger.exception("%s: a transaction could not be rolled back", self.path)
+
+    def _error(self, error: BaseException | None) -> StoreError:
+        if isinstance(error, StoreError):
+            return error
+        if isinstance(error, sqlite3.Error):
+            return explain(error, self.path)
+        if not isinstance(error, UnicodeEncodeError | OverflowError):
+            logger.error("%s: unexpected failure of a write", self.path, exc_info=error)
+        return StoreError(f"{self.path}: cannot be stored: {error}")
+
+    def _wake(self, batch: Sequence[_Job], results: Sequence[StoreError | None]) -> None:
+        def wake() -> None:
+            for job, error in zip(batch, results, strict=True):
+                if not job.waiter.done():
+                    if error is None:
+                        job.waiter.set_result(None)
+                    else:
+                        job.waiter.set_exception(error)
+                elif error is not None:
+                    logger.error("a write whose caller was cancelled failed: %s", error)
+
+        try:
+            self.loop.call_soon_threadsafe(wake)
+        except RuntimeError:
+            logger.warning("%s: the event loop ended before %d writes were acknowledged; they are stored", self.path, len(batch))

@@ -1,0 +1,179 @@
+"""Whatever a turn holds comes back exactly: from the codec, and from each store."""
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnloom.core.records import Delta, Node
+from turnloom.errors import StoreError
+from turnloom.store import codec
+from turnloom.store.contract import Limits, SessionRow
+from turnloom.store.memory import MemoryStore
+from turnloom.store.sqlite import SQLiteStore
+from turnloom.types import (
+    CallRecord,
+    CallStatus,
+    Finish,
+    FinishReason,
+    Fork,
+    ForkKind,
+    Message,
+    Outcome,
+    Reasoning,
+    Sampling,
+    Text,
+    Tool,
+    ToolCall,
+    ToolResult,
+    Turn,
+    VersionSpan,
+    floats,
+    ids,
+)
+
+words = st.text(st.characters(exclude_categories=()), max_size=20) | st.sampled_from(["\ud83d\ude00", "\x00", "\ud800", "é" * 600])
+numbers = st.integers(-(2**70), 2**70)
+reals = st.floats(allow_nan=False)
+parts = st.one_of(
+    st.builds(Text, words),
+    st.builds(Reasoning, words, words),
+    st.builds(ToolCall, words, words, words),
+    st.builds(ToolResult, words, words, st.booleans()),
+)
+messages = st.builds(Message, st.sampled_from(["system", "user", "assistant", "tool"]), st.lists(parts, max_size=3).map(tuple))
+tools = st.lists(st.builds(Tool, words, words, words), max_size=2).map(tuple)
+nodes = st.builds(Node, numbers, st.none() | numbers, st.none() | messages, tools, st.none() | words)
+samplings = st.builds(
+    Sampling, reals, reals, numbers, st.none() | numbers, st.lists(words, max_size=2).map(tuple), seed=st.none() | numbers
+)
+finishes = st.builds(Finish, st.sampled_from(FinishReason), st.none() | numbers | words, words)
+spans = st.lists(st.builds(VersionSpan, words, numbers, numbers), max_size=2).map(tuple)
+calls = st.lists(st.builds(CallRecord, st.sampled_from(CallStatus), words, words, numbers, numbers), max_size=2).map(tuple)
+forks = st.none() | st.builds(Fork, st.sampled_from(ForkKind), numbers, words)
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(ids)
+outputs = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(width=32)), max_size=8)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> Turn:
+    output = draw(outputs)
+    return Turn(
+        id="t1",
+        index=draw(numbers),
+        base=draw(st.none() | words),
+        fork=draw(forks),
+        appended=draw(token_ids),
+        prompt_len=draw(numbers),
+        prompt_crc=draw(numbers),
+        output=ids([token for token, _ in output]),
+        logprobs=floats([logprob for _, logprob in output]),
+        finish=draw(finishes),
+        outcome=draw(st.sampled_from(Outcome)),
+        sampling=draw(samplings),
+        versions=draw(spans),
+        calls=draw(calls),
+        logprob_convention=draw(words),
+        model=draw(words),
+        escaped=draw(numbers),
+        started=draw(reals),
+        ended=draw(reals),
+        error=draw(words),
+    )
+
+
+deltas = st.builds(Delta, st.lists(nodes, max_size=3).map(tuple), turns())
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | reals | words,
+    lambda v: st.lists(v, max_size=2) | st.dictionaries(words, v, max_size=2),
+    max_leaves=5,
+)
+rows = st.builds(
+    SessionRow,
+    id=st.just("s1"),
+    key_hash=st.just("k"),
+    created=reals,
+    sampling=samplings,
+    limits=st.builds(Limits, st.none() | numbers, st.none() | numbers, st.none() | reals),
+    group=words,
+    rollout=words,
+    labels=st.dictionaries(words, words, max_size=2),
+    metadata=st.dictionaries(words, json_values, max_size=2),
+    status=st.sampled_from(["open", "closed"]),
+    reward=st.none() | reals,
+)
+
+
+@given(deltas)
+def test_a_delta_survives_the_codec(delta):
+    assert codec.decode_delta(codec.encode_delta(delta)) == delta
+
+
+@given(rows)
+def test_a_session_survives_the_codec(row):
+    assert codec.decode_session(codec.encode_session(row)) == row
+
+
+@settings(max_examples=25, deadline=None)
+@given(row=rows, stored=st.lists(deltas, max_size=3))
+def test_a_session_with_its_turns_survives_each_store(row, stored):
+    from dataclasses import replace
+
+    stored = [replace(delta, turn=replace(delta.turn, id=f"t{n}")) for n, delta in enumerate(stored)]
+
+    async def check(directory: str) -> None:
+        for store in (MemoryStore(), SQLiteStore(Path(directory) / "runs.db")):
+            await store.open()
+            await store.put_session(row)
+            for delta in stored:
+                await store.append("s1", delta)
+            assert await store.session("s1") == row
+            assert list(await store.deltas("s1")) == stored
+            await store.close()
+
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(check(directory))
+
+
+def test_two_lone_surrogates_do_not_become_one_character():
+    assert codec.unpack(codec.pack("\ud83d\ude00")) == "\ud83d\ude00" != "😀"
+
+
+def test_every_bit_of_a_nan_logprob_is_kept():
+    column = np.array([0x7FC00001, 0xFFC00000], dtype=np.uint32).view(np.float32)
+    assert codec.unpack_floats(codec.pack_floats(column)).tobytes() == column.tobytes()
+
+
+def test_token_columns_are_little_endian():
+    assert codec.pack_ids(ids([1, 256])) == b"\x01\x00\x00\x00\x00\x01\x00\x00"
+
+
+def test_a_large_body_is_compressed_and_a_small_one_is_not():
+    assert codec.pack("a")[:1] == codec.PLAIN
+    packed = codec.pack("a" * 10_000)
+    assert packed[:1] == codec.ZSTD
+    assert len(packed) < 200
+
+
+@pytest.mark.parametrize("data", [b"", b"\x07{}", b"\x00{", b"\x01not zstd", b"\x00\xff"])
+def test_damaged_bodies_are_a_store_error(data):
+    with pytest.raises(StoreError, match="damaged"):
+        codec.unpack(data)
+
+
+@pytest.mark.parametrize("change", [(0, "gone"), (1, codec.pack([{}])), (2, codec.pack([])), (3, b"\x00"), (4, b"\x00" * 5)])
+def test_damaged_columns_are_a_store_error(change, delta):
+    columns = list(codec.encode_delta(delta()))
+    position, value = change
+    columns[position] = value
+    with pytest.raises(StoreError, match="damaged"):
+        codec.decode_delta(tuple(columns))
+
+
+def test_a_damaged_session_is_a_store_error():
+    with pytest.raises(StoreError, match="damaged"):
+        codec.decode_session(codec.pack({"id": "s1"}))

@@ -1,0 +1,317 @@
+"""What only the SQLite store promises: durability, one writer, readers beside it, clear refusals."""
+
+import asyncio
+import logging
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from turnloom.errors import StoreError
+from turnloom.store import schema
+from turnloom.store.sqlite import SQLiteStore
+
+
+class Gate:
+    """Holds the writer's thread inside a transaction from `shut` to `open`."""
+
+    def __init__(self, store: SQLiteStore) -> None:
+        self.store = store
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    async def shut(self) -> None:
+        self.task = asyncio.ensure_future(self.store._writer.write(self.wait))
+        await asyncio.to_thread(self.entered.wait)
+
+    def wait(self, connection: sqlite3.Connection) -> None:
+        self.entered.set()
+        self.opened.wait()
+
+    async def open(self) -> None:
+        self.opened.set()
+        await self.task
+
+
+@pytest.fixture
+async def gate(sqlite_store):
+    gate = Gate(sqlite_store)
+    yield gate
+    gate.opened.set()
+
+
+async def settle() -> None:
+    """Let every task that can run reach its next wait."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_the_file_is_in_wal_mode_with_full_synchronisation(sqlite_store):
+    connection = sqlite_store._writer.connection
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
+
+
+async def test_only_the_owner_can_read_the_file(sqlite_store, path, row):
+    await sqlite_store.put_session(row())
+    for name in (path.name, path.name + "-wal", path.name + ".lock"):
+        assert (path.parent / name).stat().st_mode & 0o077 == 0
+
+
+async def test_a_reopened_file_holds_what_was_stored(path, row, delta):
+    for turn in ("t1", "t2"):
+        store = SQLiteStore(path)
+        await store.open()
+        await store.put_session(row())
+        await store.append("s1", delta(turn))
+        await store.close()
+    store = SQLiteStore(path, read_only=True)
+    await store.open()
+    assert list(await store.deltas("s1")) == [delta("t1"), delta("t2")]
+    await store.close()
+
+
+async def test_closing_leaves_one_file_and_the_lock(sqlite_store, path, row, delta):
+    await sqlite_store.put_session(row())
+    await sqlite_store.append("s1", delta())
+    await sqlite_store.deltas("s1")
+    await sqlite_store.close()
+    assert sorted(os.listdir(path.parent)) == [path.name, path.name + ".lock"]
+
+
+async def test_waiting_appends_share_one_commit(sqlite_store, row, delta, gate):
+    await gate.shut()
+    before = sqlite_store._writer.commits
+    tasks = [asyncio.ensure_future(sqlite_store.put_session(row()))]
+    tasks += [asyncio.ensure_future(sqlite_store.append("s1", delta(f"t{n}"))) for n in range(200)]
+    await settle()
+    await gate.open()
+    await asyncio.gather(*tasks)
+    assert sqlite_store._writer.commits - before == 2  # the gate's own, and one for all the rest
+    assert len(await sqlite_store.deltas("s1")) == 200
+
+
+async def test_a_bad_append_in_a_shared_transaction_fails_alone(sqlite_store, row, delta, gate):
+    await sqlite_store.put_session(row())
+    await gate.shut()
+    ids = ["a", "b", "a", "c"]
+    tasks = [asyncio.ensure_future(sqlite_store.append("s1", delta(turn))) for turn in ids]
+    await settle()
+    await gate.open()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [type(None), type(None), StoreError, type(None)]
+    assert [d.turn.id for d in await sqlite_store.deltas("s1")] == ["a", "b", "c"]
+
+
+async def test_a_cancelled_append_is_stored_all_the_same(sqlite_store, row, delta, gate):
+    await sqlite_store.put_session(row())
+    await gate.shut()
+    task = asyncio.ensure_future(sqlite_store.append("s1", delta("t1")))
+    await settle()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await gate.open()
+    await sqlite_store.append("s1", delta("t2"))
+    assert list(await sqlite_store.deltas("s1")) == [delta("t1"), delta("t2")]
+
+
+async def test_the_failure_of_a_cancelled_append_is_logged(sqlite_store, row, delta, gate, caplog):
+    await gate.shut()
+    task = asyncio.ensure_future(sqlite_store.append("nobody", delta("t1")))
+    await settle()
+    task.cancel()
+    await settle()
+    with caplog.at_level(logging.ERROR, "turnloom.store"):
+        await gate.open()
+        await sqlite_store.put_session(row())
+    assert "no session nobody" in caplog.text
+
+
+async def test_close_finishes_what_is_queued_and_refuses_what_comes_after(sqlite_store, path, row, delta, gate):
+    await sqlite_store.put_session(row())
+    await gate.shut()
+    queued = [asyncio.ensure_future(sqlite_store.append("s1", delta(f"t{n}"))) for n in range(20)]
+    await settle()
+    closing = asyncio.ensure_future(sqlite_store.close())
+    await settle()
+    with pytest.raises(StoreError, match="closed"):
+        await sqlite_store.append("s1", delta("late"))
+    with pytest.raises(StoreError, match="not open"):
+        await sqlite_store.deltas("s1")
+    await gate.open()
+    await closing
+    await asyncio.gather(*queued)
+    await sqlite_store.open()
+    assert len(await sqlite_store.deltas("s1")) == 20
+
+
+async def test_a_cancelled_close_still_closes(sqlite_store, row, gate):
+    await gate.shut()
+    closing = asyncio.ensure_future(sqlite_store.close())
+    await settle()
+    closing.cancel()
+    await settle()
+    await gate.open()
+    await sqlite_store.close()
+    await sqlite_store.open()
+    await sqlite_store.put_session(row())
+
+
+async def test_a_full_disk_fails_what_does_not_fit_and_nothing_else(sqlite_store, row, delta, gate):
+    await sqlite_store.put_session(row())
+    await gate.shut()
+    pages = sqlite_store._writer.connection.execute("PRAGMA page_count").fetchone()[0]
+    sqlite_store._writer.connection.execute(f"PRAGMA max_page_count={pages + 4}")
+    turns = [("small1", 1), ("large", 100_000), ("small2", 1)]
+    tasks = [asyncio.ensure_future(sqlite_store.append("s1", delta(turn, tokens=tokens))) for turn, tokens in turns]
+    await settle()
+    await gate.open()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results[0] is None
+    assert results[2] is None
+    with pytest.raises(StoreError, match="disk is full: free some space"):
+        raise results[1]
+    assert [d.turn.id for d in await sqlite_store.deltas("s1")] == ["small1", "small2"]
+
+
+async def test_a_transaction_lost_as_a_whole_is_done_again_piece_by_piece(sqlite_store, row, delta, gate):
+    await sqlite_store.put_session(row())
+    await gate.shut()
+
+    def lose(connection: sqlite3.Connection) -> None:
+        connection.execute("ROLLBACK")
+        raise sqlite3.OperationalError("database or disk is full")
+
+    first = asyncio.ensure_future(sqlite_store.append("s1", delta("t1")))
+    lost = asyncio.ensure_future(sqlite_store._writer.write(lose))
+    second = asyncio.ensure_future(sqlite_store.append("s1", delta("t2")))
+    await settle()
+    await gate.open()
+    with pytest.raises(StoreError, match="full"):
+        await lost
+    await asyncio.gather(first, second)
+    assert list(await sqlite_store.deltas("s1")) == [delta("t1"), delta("t2")]
+
+
+async def test_a_program_that_holds_the_file_is_named_as_the_cause(path, row, monkeypatch):
+    monkeypatch.setattr(schema, "BUSY_TIMEOUT", 0.01)
+    store = SQLiteStore(path)
+    await store.open()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="locked by another program"):
+        await store.put_session(row())
+    other.execute("ROLLBACK")
+    other.close()
+    await store.put_session(row())
+    assert await store.session("s1") == row()
+    await store.close()
+
+
+async def test_an_id_that_cannot_be_stored_is_refused_and_spares_its_neighbour(sqlite_store, row):
+    results = await asyncio.gather(sqlite_store.put_session(row("s\ud800")), sqlite_store.put_session(row("s2")), return_exceptions=True)
+    assert isinstance(results[0], StoreError)
+    assert await sqlite_store.session("s2") == row("s2")
+    with pytest.raises(StoreError, match="cannot be looked up"):
+        await sqlite_store.session("s\ud800")
+
+
+OTHER_PROCESS = """
+import asyncio, sys
+from turnloom.errors import StoreError
+from turnloom.store.sqlite import SQLiteStore
+
+async def main(path):
+    try:
+        await SQLiteStore(path).open()
+    except StoreError as error:
+        print(error)
+    store = SQLiteStore(path, read_only=True)
+    await store.open()
+    print([delta.turn.id for delta in await store.deltas("s1")])
+    await store.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+async def test_another_process_can_read_but_not_write(sqlite_store, path, row, delta):
+    await sqlite_store.put_session(row())
+    await sqlite_store.append("s1", delta("t1"))
+    child = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", OTHER_PROCESS, str(path)], capture_output=True, text=True, check=True
+    )
+    refusal, turns = child.stdout.splitlines()
+    assert f"being written by process {os.getpid()}" in refusal
+    assert turns == "['t1']"
+    await sqlite_store.append("s1", delta("t2"))
+    assert len(await sqlite_store.deltas("s1")) == 2
+
+
+async def test_a_reader_sees_what_the_writer_adds_later(sqlite_store, path, row, delta):
+    await sqlite_store.put_session(row())
+    reader = SQLiteStore(path, read_only=True)
+    await reader.open()
+    await sqlite_store.append("s1", delta("t1"))
+    assert list(await reader.deltas("s1")) == [delta("t1")]
+    with pytest.raises(StoreError, match="read-only"):
+        await reader.append("s1", delta("t2"))
+    await reader.close()
+
+
+async def test_the_lock_is_free_again_after_close(path):
+    for _ in range(2):
+        store = SQLiteStore(path)
+        await store.open()
+        await store.close()
+
+
+async def test_a_file_of_a_newer_schema_is_refused(path):
+    store = SQLiteStore(path)
+    await store.open()
+    await store.close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version={schema.VERSION + 1}")
+    connection.close()
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match=r"schema 2 and this Turnloom knows up to 1; upgrade"):
+            await SQLiteStore(path, read_only=read_only).open()
+
+
+async def test_a_file_that_is_no_database_is_refused_and_untouched(path):
+    path.write_text("notes about the weather\n" * 100)
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match="not a Turnloom store"):
+            await SQLiteStore(path, read_only=read_only).open()
+    assert path.read_text() == "notes about the weather\n" * 100
+
+
+async def test_another_programs_database_is_refused_and_untouched(path):
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE recipes (name TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match="not a Turnloom store"):
+            await SQLiteStore(path, read_only=read_only).open()
+    assert path.read_bytes() == before
+
+
+async def test_a_missing_directory_and_a_missing_file_are_explained(path):
+    with pytest.raises(StoreError, match="create it first"):
+        await SQLiteStore(path.parent / "nowhere" / "runs.db").open()
+    with pytest.raises(StoreError, match="cannot be opened: check that it exists"):
+        await SQLiteStore(path, read_only=True).open()
+    assert not path.exists()
+
+
+async def test_a_damaged_turn_is_a_store_error(sqlite_store, row, delta):
+    await sqlite_store.put_session(row())
+    await sqlite_store.append("s1", delta())
+    await sqlite_store._writer.write(lambda c: c.execute("UPDATE deltas SET output = x'00'") and None)
+    with pytest.raises(StoreError, match="damaged"):
+        await sqlite_store.deltas("s1")

@@ -1,0 +1,56 @@
+"""Grades a patch in a clean sandbox. It never sees the sandbox the agent worked in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from turnloom.rollout.task import Files, Task
+from turnloom.rollout.workspace import PatchRefused, apply_patch, copy_in, discard, prepare
+from turnloom.sandbox.contract import Sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """`exit_code` is the grading command's, None when it did not run to its end. `output` is what it printed."""
+
+    reward: float
+    exit_code: int | None
+    detail: str
+    output: str = field(default="", repr=False)
+
+
+async def grade_patch(task: Task, patch: bytes, make_sandbox: Callable[[], Sandbox]) -> Grade:
+    """Prepare the task anew, apply the patch except below protected paths, add the grader's files, run the grading command.
+
+    A patch that does not apply, or a command that does not end in time, scores as
+    not passed. Raises TaskError or SandboxError when the grading itself is impossible.
+    """
+    sandbox = make_sandbox()
+    try:
+        await sandbox.start()
+        await prepare(sandbox, task)
+        try:
+            await apply_patch(sandbox, patch, (*task.protected, *_paths(task.grader_files)))
+        except PatchRefused as error:
+            return refused(task, error)
+        await copy_in(sandbox, task.grader_files)
+        result = await sandbox.exec(task.evaluate, timeout=task.eval_timeout)
+    finally:
+        await discard(sandbox)
+    output = "\n".join(text for text in (result.out, result.err) if text)
+    if result.timed_out:
+        return Grade(task.score(None), None, f"the grading command did not end within {task.eval_timeout:g} s", output)
+    return Grade(task.score(result.exit_code), result.exit_code, f"the grading command ended with {result.exit_code}", output)
+
+
+def refused(task: Task, error: PatchRefused) -> Grade:
+    """The grade of changes that could not be graded."""
+    return Grade(task.score(None), None, str(error))
+
+
+def _paths(files: Files) -> tuple[str, ...]:
+    if isinstance(files, Path):
+        return tuple(str(path.relative_to(files)) for path in sorted(files.rglob("*")) if path.is_symlink() or not path.is_dir())
+    return tuple(files)

@@ -30,7 +30,7 @@ class Broken:
     """No continuation can make the block a call; [0, at) is text and its end is the next `</tool_call>`.
 
     `restart`: a `<tool_call>` after `at` opens another attempt. False where the
-    break is inside a quoted value, so that a call which was only quoted never runs.
+    break may be inside a value, so that a call which was only quoted never runs.
     """
 
     at: int

@@ -48,8 +48,7 @@ class JsonBody:
             if i == len(window):
                 break
             if not self._step(window[i]):
-                restart = not self._string and window[i] == "<"
-                return Broken(self._at + i, CallStatus.INVALID_JSON, restart)
+                return Broken(self._at + i, CallStatus.INVALID_JSON, restart=False)
             i += 1
         if self._closed:
             i = _end(_BLANK, window, i)

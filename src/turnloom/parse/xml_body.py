@@ -8,8 +8,8 @@ well-formed:
 - a value ends at a `</parameter>` that `<parameter=KEY>` or the end of the block follows;
 - the block ends at the first `</parameter></function></tool_call>` (with no parameter, `</function></tool_call>`);
 - a function inside a value (`<function=…>` followed by `<parameter=` or `</function>`) is skipped to its own end;
-- any other `</tool_call>` is part of a value if the block does end later. If another call opens first, or
-  the output is over, it was the end of a malformed block.
+- any other `</tool_call>` is part of a value if the block does end later. If another call opens right after
+  it, or the output is over, it was the end of a malformed block.
 
 A value that holds the full ending without an opening of its own cannot be told
 from the end; nor can one that holds `</parameter><parameter=KEY>`.
@@ -46,6 +46,7 @@ class _Prev(Enum):
     NESTED = auto()
     NESTED_END = auto()
     TOOL_OPEN = auto()
+    TOOL_CLOSE = auto()
     OTHER = auto()
 
 
@@ -75,10 +76,12 @@ class XmlBody:
         self._parameters: list[_Parameter] = []
         self._value_end = -1
         self._depth = 0
-        self._doubtful: int | None = None
-        """The end of the first `</tool_call>` that did not end the block."""
+        self._doubtful = -1
+        """The end of the last `</tool_call>` that is not known to be part of a value."""
         self._reopened = -1
-        self._may_restart = False
+        """The start of the last `<tool_call>`."""
+        self._restart: Ended | None = None
+        """How this block ended, if a call opens at that `<tool_call>`."""
 
     def feed(self, text: str) -> Ended | Broken | None:
         window, self._carry = self._carry + text, ""
@@ -106,7 +109,7 @@ class XmlBody:
         return at + len(tag), self._read_tag(tag, self._at + at)
 
     def finish(self) -> Ended | None:
-        return None if self._doubtful is None else Ended(self._doubtful, CallStatus.MALFORMED)
+        return Ended(self._doubtful, CallStatus.MALFORMED) if self._doubtful > self._reopened else None
 
     def decode(self, raw: str, tools: Mapping[str, Tool]) -> Decoded:
         if not self.name:
@@ -128,8 +131,8 @@ class XmlBody:
         bare = gap.lstrip()
         if not bare:
             return None
-        if self._prev is _Prev.TOOL_OPEN and bare[0] == "{" and self._may_restart:
-            return self._restart()
+        if self._prev is _Prev.TOOL_OPEN and bare[0] == "{" and self._restart is not None:
+            return self._restart
         if self._outside():
             return Broken(at, CallStatus.MALFORMED, restart=True)
         self._prev = _Prev.OTHER
@@ -139,33 +142,26 @@ class XmlBody:
         """No value has started yet, so nothing but the format's own tags may stand here."""
         return not self._parameters and self._prev in _START
 
-    def _restart(self) -> Ended:
-        """Another call opens: this block is over, at its doubtful end or, with none, where the other one starts."""
-        if self._doubtful is not None:
-            return Ended(self._doubtful, CallStatus.MALFORMED)
-        return Ended(self._reopened, CallStatus.UNCLOSED)
-
     def _read_tag(self, tag: str, at: int) -> Ended | Broken | None:
         prev = self._prev
         if self._outside() and tag not in ((_PARAMETER, _FUNCTION_END) if prev is _Prev.HEADER else (TOOL_CLOSE,)):
             return Broken(at, CallStatus.MALFORMED, restart=True)
-        if tag == _FUNCTION and prev is _Prev.TOOL_OPEN and self._may_restart:
-            return self._restart()
+        if tag == _FUNCTION and prev is _Prev.TOOL_OPEN and self._restart is not None:
+            return self._restart
         self._prev = _Prev.OTHER
         if tag == _FUNCTION:
             self._label, self._prev = "", (_Prev.BLOCK if prev is _Prev.BLOCK else _Prev.NESTED)
         elif tag == _PARAMETER:
             self._open_parameter(prev)
         elif tag == _PARAMETER_END:
-            if self._depth == 0:
-                self._prev, self._value_end = _Prev.VALUE_END, at
+            self._prev = _Prev.VALUE_END
+            self._value_end = self._value_end if self._depth else at
         elif tag == _FUNCTION_END:
             self._end_function(prev)
         elif tag == TOOL_CLOSE:
             return self._end_block(prev, at + len(tag))
         elif tag == TOOL_OPEN:
-            self._prev, self._reopened = _Prev.TOOL_OPEN, at
-            self._may_restart = self._doubtful is not None or prev is _Prev.FUNCTION_END
+            self._reopen(prev, at)
         return None
 
     def _open_parameter(self, prev: _Prev) -> None:
@@ -177,7 +173,7 @@ class XmlBody:
     def _end_function(self, prev: _Prev) -> None:
         if prev is _Prev.NESTED:
             self._prev = _Prev.NESTED_END
-        elif self._depth:
+        elif self._depth and prev is _Prev.VALUE_END:
             self._depth -= 1
             self._prev = _Prev.NESTED_END
         elif prev in (_Prev.HEADER, _Prev.VALUE_END):
@@ -188,9 +184,16 @@ class XmlBody:
             if self._parameters:
                 self._parameters[-1].end = self._value_end
             return Ended(end)
-        if prev is not _Prev.NESTED_END and self._doubtful is None:
-            self._doubtful = end
+        if self._depth == 0 and prev is not _Prev.NESTED_END:
+            self._prev, self._doubtful = _Prev.TOOL_CLOSE, end
         return None
+
+    def _reopen(self, prev: _Prev, at: int) -> None:
+        self._prev, self._reopened, self._restart = _Prev.TOOL_OPEN, at, None
+        if prev is _Prev.TOOL_CLOSE:
+            self._restart = Ended(self._doubtful, CallStatus.MALFORMED)
+        elif prev is _Prev.FUNCTION_END:
+            self._restart = Ended(at, CallStatus.UNCLOSED)
 
     def _read_label(self, window: str, i: int) -> tuple[int, Ended | Broken | None]:
         """More of a NAME or KEY. One that is empty, too long or not closed by `>` on its line is none."""

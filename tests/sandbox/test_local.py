@@ -1,9 +1,11 @@
 """The local sandbox: the shared contract, and what is its own."""
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from turnloom.errors import SandboxError
 from turnloom.sandbox import LocalSandbox
@@ -24,6 +26,22 @@ async def sandbox(request):
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 async def test_contract(check, sandbox):
     await check(sandbox)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_contract_on_uvloop(check):
+    """The loop the gateway runs on starts processes in its own way."""
+
+    async def run():
+        sandbox = LocalSandbox(grace=0.5)
+        await sandbox.start()
+        try:
+            await check(sandbox)
+        finally:
+            await sandbox.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
 
 
 async def test_stop_removes_every_file_even_from_read_only_directories(tmp_path: Path):

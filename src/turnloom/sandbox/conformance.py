@@ -61,6 +61,7 @@ async def a_command_that_cannot_start_is_an_error(sandbox: Sandbox) -> None:
     await _refused(sandbox.exec([]), "an empty command")
     await _refused(sandbox.exec(["true"], cwd="no/such/directory"), "a missing directory")
     await _refused(sandbox.exec(["true", "nul\0byte"]), "a NUL byte")
+    await _refused(sandbox.exec(["true"], env={"NAME": "nul\0byte"}), "a NUL byte in the environment")
 
 
 async def the_environment_is_clean(sandbox: Sandbox) -> None:

@@ -104,6 +104,8 @@ class LocalSandbox:
     ) -> tuple[asyncio.subprocess.Process, _Pipe, _Pipe]:
         if not argv:
             raise SandboxError("the command is empty")
+        if any("\0" in word for word in (*argv, *env, *env.values())):
+            raise SandboxError("the command or its environment holds a NUL byte")  # uvloop would cut it short there.
         # Pipes of our own: asyncio's would make wait() last until every process that inherited them has ended.
         out, out_end = await _open_pipe(output_limit)
         err, err_end = await _open_pipe(output_limit)

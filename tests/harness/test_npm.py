@@ -86,7 +86,7 @@ async def test_a_failed_install_says_why_and_leaves_nothing(tools, sandbox, tmp_
 async def test_a_cancelled_install_leaves_nothing_half_made(tools, sandbox, tmp_path):
     tools("npm", NPM.replace("time.sleep(0.3)", "time.sleep(1000)"))
     installing = asyncio.ensure_future(load_harness("pi").install(sandbox))
-    while not calls(tmp_path):  # noqa: ASYNC110 - another process writes it
+    while not calls(tmp_path):
         await asyncio.sleep(0.02)
     installing.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Client stop strings: the text ends before the first one, whatever the engine sampled after it."""
+"""Client stop strings: the text ends before the first one to be complete, whatever the engine sampled after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StopTrimmer:
         window = self._held + text
         found = [(at, stop) for stop in self._stops if (at := window.find(stop)) >= 0]
         if found:
-            at, self.matched = min(found, key=lambda f: (f[0], -len(f[1])))
+            at, self.matched = min(found, key=lambda f: (f[0] + len(f[1]), f[0]))
             self._held = ""
             return window[:at]
         keep = next((n for n in range(min(self._longest - 1, len(window)), 0, -1) if self._may_start(window[-n:])), 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from turnloom.core.tree import Tree
 from turnloom.core.unroll import Unrolled
@@ -69,14 +70,14 @@ def runs(values: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def summary(tree: Tree) -> Mapping[str, object]:
+def summary(tree: Tree) -> dict[str, Any]:
     """Counts for status pages: turns by outcome, tokens, lineages, forks by reason."""
     outcomes: dict[str, int] = {}
     forks: dict[str, int] = {}
     for turn in tree.turns.values():
-        outcomes[turn.outcome] = outcomes.get(turn.outcome, 0) + 1
+        outcomes[turn.outcome.value] = outcomes.get(turn.outcome.value, 0) + 1
         if turn.fork:
-            forks[turn.fork.kind] = forks.get(turn.fork.kind, 0) + 1
+            forks[turn.fork.kind.value] = forks.get(turn.fork.kind.value, 0) + 1
     return {
         "turns": len(tree.turns),
         "outcomes": outcomes,

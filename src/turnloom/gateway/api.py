@@ -55,9 +55,15 @@ class SessionHandle:
     async def samples(self) -> list[Sample]:
         return list(self._session.unroll().samples)
 
-    async def stats(self) -> dict[str, Any]:
-        """Turns by outcome, tokens, lineages, forks by reason."""
-        return dict(summary(self._session.tree))
+    async def stats(self) -> dict[str, int]:
+        """Counts so far: turns, sampled tokens, lineages, forks."""
+        found = summary(self._session.tree)
+        return {
+            "turns": found["turns"],
+            "tokens": found["sampled_tokens"],
+            "lineages": found["lineages"],
+            "forks": sum(found["forks"].values()),
+        }
 
 
 class Gateway:
@@ -209,7 +215,7 @@ class BackgroundSession:
     def samples(self) -> list[Sample]:
         return self._owner.call(self._handle.samples())
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, int]:
         return self._owner.call(self._handle.stats())
 
 

@@ -27,27 +27,28 @@ class Output:
         self._parser = parser
         self._builder = builder
         self._end_ids = end_ids
+        self._maybe_end = end_ids | tokenizer.special_ids
         self._stops = StopTrimmer(stop)
         self._ids: list[IntArray] = []
         self._logprobs: list[FloatArray] = []
-        self._held_ends: list[int] = []
+        self._held: list[int] = []
         self._finish: Finish | None = None
         self._parsed = False
         self.versions: tuple[VersionSpan, ...] = ()
 
     def feed(self, chunk: Chunk) -> list[ReplyEvent]:
-        """Keep the chunk's tokens; what of their text can go out now. End tokens are held: a trailing one is not text."""
+        """Keep the chunk's tokens; what of their text can go out now. Special tokens are held: one that ends the turn is not text."""
         self._ids.append(chunk.ids)
         self._logprobs.append(chunk.logprobs)
         self.versions = chunk.versions or self.versions
         self._finish = chunk.finish or self._finish
         text_ids: list[int] = []
         for token in chunk.ids.tolist():
-            if token in self._end_ids:
-                self._held_ends.append(token)
+            if token in self._maybe_end:
+                self._held.append(token)
             else:
-                text_ids += [*self._held_ends, token]
-                self._held_ends.clear()
+                text_ids += [*self._held, token]
+                self._held.clear()
         return self._parse(self._decoder.feed(text_ids)) if text_ids else []
 
     def close(self) -> list[ReplyEvent]:
@@ -55,10 +56,19 @@ class Output:
         if self._parsed:
             return []
         self._parsed = True
-        tail = self._parse(self._decoder.finish() or "")
+        while self._held and self._ends_turn(self._held[-1]):
+            self._held.pop()
+        tail = self._parse(self._decoder.feed(self._held) + self._decoder.finish())
         rest = self._stops.finish()
         events = list(chain(self._parser.feed(rest) if rest else [], self._parser.finish()))
         return tail + [self._builder.feed(e) for e in events]
+
+    def _ends_turn(self, token: int) -> bool:
+        """Known to end turns, or what the engine stopped at: it names the token, or names nothing and this one came last."""
+        if token in self._end_ids:
+            return True
+        finish = self._finish
+        return finish is not None and finish.reason is FinishReason.STOP and finish.matched in (None, token)
 
     def _parse(self, text: str) -> list[ReplyEvent]:
         visible = self._stops.feed(text)

@@ -3,7 +3,8 @@
 A bridge renders a short stand-in history twice, closed and continued, with an
 anchor inside the last assistant message. What the template writes after the
 anchor, from the end-of-turn token on, is what has to be appended to the tokens
-already held; it does not matter how the template rewrites earlier history.
+already held; it does not matter how the template rewrites earlier history. A
+template that closes the message in another way once more follows is not bridged.
 
 Text in a message never becomes a control token: each spelling of a control
 token is replaced by a placeholder before rendering and encoded as plain text
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from turnloom.errors import RenderError
@@ -29,6 +31,17 @@ _ESCAPED_PRIVATE = re.compile(r"\\u([eE][0-9a-fA-F]{3}|[fF][0-8][0-9a-fA-F]{2})"
 
 _REASONING_OPENERS = ("<think>",)
 
+_TOOLS_TEXT = """# Tools
+
+You can call these functions, each given as a JSON schema:
+{schemas}
+
+To call one, write this and stop:
+<tool_call>
+{{"name": "function name", "arguments": {{"parameter": "value"}}}}
+</tool_call>
+You then get its result."""
+
 
 class ChatTemplateRenderer:
     """Renders with one tokenizer's chat template. `template_kwargs` go to every rendering (`enable_thinking`, ...)."""
@@ -39,48 +52,82 @@ class ChatTemplateRenderer:
         spellings = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, spellings))) if spellings else None
         self._spelling = {i: s for s, i in tokenizer.control_tokens.items()}
-        self._close = {with_call: self._probe_close(with_call) for with_call in (False, True)}
-        self.end_ids = tokenizer.eos_ids | {end for end, _ in self._close.values() if end is not None}
+        plain, with_call = self._probe_close(()), self._probe_close((ToolCall("call00000", "f", "{}"),))
+        self._shows_calls = with_call is not None
+        self._shows_tools = self._probe_tools()
+        self._close = {False: plain or _Close(None, ""), True: with_call or plain or _Close(None, "")}
+        self.end_ids = tokenizer.eos_ids | {close.end for close in self._close.values() if close.end is not None}
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
         shield = _Shield(self._control, messages, tools)
-        text = self._template(_chat(messages, shield), shield.tools)
+        chat = self._chat(messages, shield)
+        if shield.tools and not self._shows_tools:
+            chat = _with_tools_text(chat, shield.tools)
+        text = self._template(chat, shield.tools)
         encoded, escaped = self._encode(text, shield)
         return Rendered(ids(encoded), _reasoning_open(text), escaped)
 
     def bridge(self, reply: Message, last_id: int | None, new: Sequence[Message], tools: Sequence[Tool]) -> Rendered | Unbridgeable:
         shield = _Shield(self._control, (reply, *new), tools)
         anchor = shield.unused()
-        stand_in = [{"role": "user", "content": "."}, _anchored(reply, anchor, shield)]
-        text = self._template(stand_in + _chat(new, shield, reply.calls), shield.tools)
-        after = text.partition(anchor)[2]
-        if not after:
-            return Unbridgeable("the template does not render the assistant message it is given")
-        end, closed = self._close[bool(reply.calls)]
-        if end is None:
-            if not after.startswith(closed):
-                return Unbridgeable("the template closes an assistant message differently once more follows")
-            encoded, escaped = self._encode(after[len(closed) :], shield)
-            skip = 1 if encoded and encoded[0] == last_id else 0
-        else:
-            at = after.find(self._spelling[end])
-            if at < 0:
-                return Unbridgeable(f"the template writes no {self._spelling[end]} after an assistant message once more follows")
-            encoded, escaped = self._encode(after[at:], shield)
-            skip = 1 if last_id == end else 0
+        calls = reply.calls if self._shows_calls else ()
+        stand_in = [{"role": "user", "content": "."}, _anchored(calls, anchor, shield)]
+        text = self._template(stand_in + self._chat(new, shield, reply.calls), shield.tools)
+        _, found, after = text.partition(anchor)
+        if not found:
+            return Unbridgeable("the template does not show the assistant message it is given")
+        close = self._close[bool(reply.calls)]
+        if not after.startswith(close.text):
+            return Unbridgeable("the template closes an assistant message differently once more follows")
+        encoded, escaped = self._encode(after[len(close.text) :], shield)
+        opening = encoded[0] if encoded else None
+        skip = 1 if last_id is not None and last_id == (opening if close.end is None else close.end) else 0
+        if close.end is not None and opening != close.end:
+            return Unbridgeable(f"the template writes no {self._spelling[close.end]} after an assistant message once more follows")
         return Rendered(ids(encoded[skip:]), _reasoning_open(after), escaped)
 
-    def _probe_close(self, with_call: bool) -> tuple[int | None, str]:
-        """How the template closes an assistant message: (its end-of-turn token, the text after the message)."""
+    def _probe_close(self, calls: tuple[ToolCall, ...]) -> _Close | None:
+        """How the template closes an assistant message; None when it does not show one like this."""
         anchor = chr(_PRIVATE[-1])
-        call = (ToolCall("call00000", "f", "{}"),) if with_call else ()
-        chat = [{"role": "user", "content": "."}, _anchored(Message("assistant", call), anchor, None)]
+        chat = [{"role": "user", "content": "."}, _anchored(calls, anchor, None)]
         try:
-            after = self._template(chat, None, generation_prompt=False).partition(anchor)[2]
+            _, found, after = self._template(chat, None, generation_prompt=False).partition(anchor)
         except RenderError:
-            return None, ""
+            return None
+        if not found:
+            return None
         special = [i for i in self._tokenizer.encode(after) if i in self._tokenizer.special_ids and i in self._spelling]
-        return (special[-1] if special else None), after
+        return _Close(special[-1], after[: after.rfind(self._spelling[special[-1]])]) if special else _Close(None, after)
+
+    def _chat(self, messages: Sequence[Message], shield: _Shield, earlier_calls: Sequence[ToolCall] = ()) -> list[dict[str, Any]]:
+        """Messages as chat templates take them. A tool message carries the name of the call it answers."""
+        names = {c.id: c.name for c in earlier_calls}
+        chat: list[dict[str, Any]] = []
+        for message in messages:
+            item: dict[str, Any] = {"role": message.role, "content": shield(message.text)}
+            if message.reasoning:
+                item["reasoning_content"] = shield(message.reasoning)
+            if message.calls:
+                names.update({c.id: c.name for c in message.calls})
+                if self._shows_calls:
+                    item["tool_calls"] = [_template_call(c, shield.value(_object(c.arguments)), shield) for c in message.calls]
+                else:
+                    item["content"] = shield("\n".join(filter(None, [message.text, *map(_call_text, message.calls)])))
+            for part in message.parts:
+                if isinstance(part, ToolResult):
+                    item["tool_call_id"] = shield(part.call_id)
+                    if part.call_id in names:
+                        item["name"] = shield(names[part.call_id])
+            chat.append(item)
+        return chat
+
+    def _probe_tools(self) -> bool:
+        """Whether the template tells the model of its tools."""
+        tool = {"type": "function", "function": {"name": "probed", "description": "probed", "parameters": {"type": "object"}}}
+        try:
+            return "probed" in self._template([{"role": "user", "content": "."}], [tool])
+        except RenderError:
+            return False
 
     def _template(
         self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, generation_prompt: bool = True
@@ -97,6 +144,14 @@ class ChatTemplateRenderer:
             if piece:
                 encoded += self._tokenizer.encode_plain(shield.spellings[piece]) if i % 2 else self._tokenizer.encode(piece)
         return encoded, len(pieces) // 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    """`text` is what follows the message's own words up to `end`, the end-of-turn token; None where the next message's opening ends it."""
+
+    end: int | None
+    text: str
 
 
 class _Shield:
@@ -160,34 +215,26 @@ def _template_tool(tool: Tool, shield: _Shield) -> dict[str, Any]:
     return {"type": "function", "function": shield.value(function)}
 
 
-def _chat(messages: Sequence[Message], shield: _Shield, earlier_calls: Sequence[ToolCall] = ()) -> list[dict[str, Any]]:
-    """Messages as chat templates take them. A tool message carries the name of the call it answers."""
-    names = {c.id: c.name for c in earlier_calls}
-    chat: list[dict[str, Any]] = []
-    for message in messages:
-        item: dict[str, Any] = {"role": message.role, "content": shield(message.text)}
-        if message.role == "assistant":
-            names.update({c.id: c.name for c in message.calls})
-            if message.reasoning:
-                item["reasoning_content"] = shield(message.reasoning)
-            if message.calls:
-                item["tool_calls"] = [_template_call(c, shield.value(_object(c.arguments)), shield) for c in message.calls]
-        for part in message.parts:
-            if isinstance(part, ToolResult):
-                item["tool_call_id"] = shield(part.call_id)
-                if part.call_id in names:
-                    item["name"] = shield(names[part.call_id])
-        chat.append(item)
-    return chat
-
-
-def _anchored(reply: Message, anchor: str, shield: _Shield | None) -> dict[str, Any]:
-    """A stand-in for the reply: the same calls, the anchor as its last content."""
-    if not reply.calls:
+def _anchored(calls: Sequence[ToolCall], anchor: str, shield: _Shield | None) -> dict[str, Any]:
+    """A stand-in for a reply with these calls: the anchor is the last thing that the message says."""
+    if not calls:
         return {"role": "assistant", "content": anchor}
-    calls = [_template_call(c, {}, shield) for c in reply.calls]
-    calls[-1]["function"]["arguments"] = {"a": anchor}
-    return {"role": "assistant", "content": "", "tool_calls": calls}
+    tool_calls = [_template_call(c, {}, shield) for c in calls]
+    tool_calls[-1]["function"]["arguments"] = {"a": anchor}
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
+
+
+def _with_tools_text(chat: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The tools in the system text, for a template that has no place for them."""
+    text = _TOOLS_TEXT.format(schemas="\n".join(json.dumps(t["function"], ensure_ascii=False) for t in tools))
+    if chat and chat[0]["role"] == "system":
+        return [{**chat[0], "content": f"{chat[0]['content']}\n\n{text}"}, *chat[1:]]
+    return [{"role": "system", "content": text}, *chat]
+
+
+def _call_text(call: ToolCall) -> str:
+    """A call as text, for a template that has no place for calls: the hermes spelling."""
+    return f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
 
 
 def _template_call(call: ToolCall, arguments: Any, shield: _Shield | None) -> dict[str, Any]:

@@ -44,7 +44,8 @@ class AnthropicDialect:
         return self._request(fields, max_tokens)
 
     def _request(self, fields: Mapping[str, Any], max_tokens: int | None) -> Request:
-        if "output_format" in fields or (fields.get("output_config") or {}).get("format"):
+        config = fields.get("output_config")
+        if fields.get("output_format") is not None or (isinstance(config, dict) and config.get("format") is not None):
             raise BadRequest("output_config.format: structured output is not supported; ask for JSON in the prompt instead")
         messages = fields.get("messages")
         if not isinstance(messages, list) or not messages:

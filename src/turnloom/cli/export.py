@@ -1,0 +1,54 @@
+"""`turnloom export`: samples of a store's sessions into a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnloom.cli.common import DEFAULT_STORE, StoreOption, all_rows, find_row, load_session, reading, run_async
+from turnloom.errors import ConfigError
+from turnloom.export.registry import export as write
+from turnloom.types import Sample
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(export)
+
+
+def export(
+    out: Annotated[Path, typer.Argument(help="The file to write; its ending chooses the format.")],
+    sessions: Annotated[list[str] | None, typer.Argument(help="Sessions to export. Default: all of the store.")] = None,
+    store: StoreOption = DEFAULT_STORE,
+    format: Annotated[str | None, typer.Option(help="canonical (JSON lines), parquet, or package.module:Name.")] = None,
+) -> None:
+    """Export samples for a trainer.
+
+    Example: `turnloom export samples.parquet --store runs/demo/turnloom.db`
+    """
+    chosen = format or _by_ending(out)
+    samples, skipped = run_async(_collect(store, sessions))
+    write(samples, out, chosen)
+    typer.echo(f"{len(samples)} samples, {sum(int(s.loss_mask.sum()) for s in samples)} trained tokens in {out}")
+    if skipped:
+        typer.echo(f"{skipped} sampled tokens do not train; `turnloom show SESSION` says why")
+
+
+async def _collect(path: Path, wanted: list[str] | None) -> tuple[list[Sample], int]:
+    samples: list[Sample] = []
+    skipped = 0
+    async with reading(path) as store:
+        rows = [await find_row(store, w) for w in wanted] if wanted else list(reversed(await all_rows(store)))
+        for row in rows:
+            unrolled = (await load_session(store, row)).unroll()
+            samples += unrolled.samples
+            skipped += sum(u.tokens for u in unrolled.untrained)
+    return samples, skipped
+
+
+def _by_ending(out: Path) -> str:
+    known = {".jsonl": "canonical", ".parquet": "parquet"}
+    if out.suffix not in known:
+        raise ConfigError(f"{out} ends in neither .jsonl nor .parquet; name a format with --format")
+    return known[out.suffix]

@@ -1,0 +1,55 @@
+"""The command line: one file per verb, one line per error, exit codes 0 fine, 1 a check failed, 2 cannot."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from turnloom import __version__
+from turnloom.cli import check, demo, engine, export, run, serve, show
+from turnloom.errors import TurnloomError
+
+app = typer.Typer(
+    name="turnloom",
+    help="Exact tokens for reinforcement learning of agents.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+def _version(show_it: bool) -> None:
+    if show_it:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens to standard error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+
+
+for verb in (demo, serve, engine, run, show, export, check):
+    verb.register(app)
+
+
+def main() -> None:
+    """Run the command line; a known error is one line on standard error."""
+    try:
+        app()
+    except TurnloomError as error:
+        sys.stderr.write(f"turnloom: {error}\n")
+        raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`turnloom run`: an agent on a task, many times, from sandbox to samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnloom.cli.common import EngineOption, TokenizerOption, ToolFormatOption, run_async
+from turnloom.errors import ConfigError
+from turnloom.export.registry import export
+from turnloom.gateway.api import Gateway
+from turnloom.harness.contract import Harness
+from turnloom.harness.registry import load_harness
+from turnloom.rollout.contract import RolloutEvent, RolloutResult
+from turnloom.rollout.demo_task import demo_task
+from turnloom.rollout.runner import RolloutSettings, run_rollouts
+from turnloom.rollout.task import Task, load_task
+from turnloom.store.contract import Limits
+from turnloom.types import Sampling
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(run)
+
+
+def run(
+    task: Annotated[str, typer.Argument(help="A task's folder with its task.toml, or `demo`.")],
+    agent: Annotated[str, typer.Option(help="sdk-agent, pi, claude-code, command, or package.module:Name.")] = "sdk-agent",
+    n: Annotated[int, typer.Option("-n", help="Rollouts.", min=1)] = 1,
+    engine: EngineOption = "local:smollm2",
+    tokenizer: TokenizerOption = None,
+    out: Annotated[Path, typer.Option(help="Folder for the store and the samples.")] = Path("runs/latest"),
+    concurrency: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 4,
+    time_budget: Annotated[float, typer.Option(help="Seconds that an agent may take.", min=1)] = 600.0,
+    tool_format: ToolFormatOption = "auto",
+    temperature: Annotated[float, typer.Option(help="Pinned for every turn.", min=0)] = 1.0,
+    max_turns: Annotated[int | None, typer.Option(help="Turns a rollout may take.", min=1)] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Tokens a turn may sample.", min=1)] = None,
+    argv: Annotated[list[str] | None, typer.Option("--arg", help="Added to the agent's command line; may be repeated.")] = None,
+) -> None:
+    """Run an agent on a task, grade it, and write its samples.
+
+    Example: `turnloom run ./my-task --agent claude-code -n 8 --engine http://127.0.0.1:30000 --tokenizer Qwen/Qwen3-8B`
+    """
+    chosen = demo_task() if task == "demo" else load_task(Path(task))
+    harness = load_harness(agent, args=argv or ())
+    gateway = Gateway(
+        engine,
+        tokenizer,
+        store=store_in(out),
+        tool_format=tool_format,
+        sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
+        limits=Limits(max_turns=max_turns),
+    )
+    results = run_async(rollouts(gateway, chosen, harness, n=n, concurrency=concurrency, time_budget=time_budget))
+    for result in results:
+        typer.echo(result_line(result))
+    typer.echo(f"samples: {write_samples(results, out)}")
+    typer.echo(f"store:   {out / 'turnloom.db'}")
+
+
+def store_in(out: Path) -> Path:
+    """The run's own store. Raises ConfigError where an earlier run left one."""
+    path = out / "turnloom.db"
+    if path.exists():
+        raise ConfigError(f"{path} holds an earlier run; choose another --out, or remove it")
+    out.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+async def rollouts(
+    gateway: Gateway, task: Task, harness: Harness, *, n: int, concurrency: int, time_budget: float, output_tokens: int = 4096
+) -> list[RolloutResult]:
+    """Start the gateway, run, stop it. Progress goes out line by line."""
+    async with gateway:
+        settings = RolloutSettings(context_tokens=await gateway.context_length(), output_tokens=output_tokens)
+        return await run_rollouts(
+            gateway,
+            task,
+            harness,
+            n=n,
+            concurrency=concurrency,
+            time_budget=time_budget,
+            on_event=_progress,
+            settings=settings,
+        )
+
+
+def _progress(event: RolloutEvent) -> None:
+    typer.echo(f"  {event.rollout_id}: {event.stage} {event.detail}".rstrip())
+
+
+def result_line(result: RolloutResult) -> str:
+    """One line a rollout: turns, tokens, lineages, reward."""
+    reward = "none" if result.reward is None else f"{result.reward:g}"
+    figures = f"{result.turns} turns, {result.tokens} tokens, {result.lineages} lineages, {result.forks} forks, reward {reward}"
+    ended = result.outcome or result.status
+    return f"{result.rollout_id}  {figures}, {ended}, {result.duration:.0f} s" + (f": {result.error}" if result.error else "")
+
+
+def write_samples(results: Sequence[RolloutResult], out: Path) -> Path:
+    """The canonical samples as JSON lines and as Parquet; the JSON file's path."""
+    samples = [s for r in results for s in r.samples]
+    export(samples, out / "samples.parquet", "parquet")
+    export(samples, out / "samples.jsonl", "canonical")
+    return out / "samples.jsonl"

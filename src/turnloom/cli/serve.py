@@ -1,0 +1,79 @@
+"""`turnloom serve`: the gateway as a service."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnloom.cli.common import DEFAULT_STORE, EngineOption, StoreOption, TokenizerOption, ToolFormatOption, run_async
+from turnloom.errors import ConfigError
+from turnloom.gateway.api import Gateway
+from turnloom.store.contract import Limits
+from turnloom.types import Sampling
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(serve)
+
+
+def serve(
+    engine: EngineOption,
+    tokenizer: TokenizerOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on. Anything but loopback needs --admin-key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8600,
+    store: StoreOption = DEFAULT_STORE,
+    open_sessions: Annotated[
+        bool, typer.Option("--open-sessions", help="An unknown key opens a session of its own. For trusted networks only.")
+    ] = False,
+    admin_key: Annotated[
+        str, typer.Option(envvar="TURNLOOM_ADMIN_KEY", help="Opens the admin API. Default: a new one, printed.", show_default=False)
+    ] = "",
+    tool_format: ToolFormatOption = "auto",
+    temperature: Annotated[float, typer.Option(help="Pinned for every session that sets none.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Pinned for every session that sets none.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Pinned for every session that sets none; -1 is off.")] = -1,
+    max_turns: Annotated[int | None, typer.Option(help="Turns a session may take.")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and reply together.")] = None,
+) -> None:
+    """Serve agents from an engine.
+
+    Example: `turnloom serve --engine http://127.0.0.1:30000 --tokenizer Qwen/Qwen3-8B`
+
+    Then open a session with `curl -X POST -H "Authorization: Bearer $ADMIN_KEY" http://127.0.0.1:8600/api/v1/sessions`
+    and give its `env` to an agent.
+    """
+    if host not in LOOPBACK and not admin_key:
+        raise ConfigError(f"serving on {host} needs an admin key of your own: set --admin-key or TURNLOOM_ADMIN_KEY")
+    key = admin_key or secrets.token_urlsafe(32)
+    gateway = Gateway(
+        engine,
+        tokenizer,
+        store=store,
+        host=host,
+        port=port,
+        tool_format=tool_format,
+        sampling=Sampling(temperature, top_p, top_k),
+        limits=Limits(max_turns=max_turns, max_context=max_context),
+        admin_key=key,
+        open_sessions=open_sessions,
+    )
+    run_async(_serve(gateway, store, "" if admin_key else key))
+
+
+async def _serve(gateway: Gateway, store: Path, new_key: str) -> None:
+    stop = asyncio.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    async with gateway:
+        typer.echo(f"turnloom: serving on {gateway.url}, sessions in {store}")
+        if new_key:
+            typer.echo(f"turnloom: admin key {new_key}")
+        await stop.wait()
+        typer.echo("turnloom: stopping")

@@ -1,0 +1,143 @@
+"""Prepare, stage, apply: where a request attaches and what a turn adds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.histories import CAT, LS, Weaver, assistant, call, request, result, system, user
+from turnloom.core.dump import dump_tree, lineage_count, summary
+from turnloom.core.forks import explain
+from turnloom.types import ForkKind, Outcome
+
+
+def test_a_request_continues_the_deepest_turn_on_its_path() -> None:
+    w = Weaver()
+    first = w.say(request(user("a")), assistant("A"))
+    second = w.say(request(user("a"), assistant("A"), user("b")), assistant("B"))
+    assert (first.base, second.base) == (None, "t0")
+    pending = w.tree.prepare(request(user("a"), assistant("A"), user("b"), assistant("B"), user("c"), user("d")))
+    assert pending.base == "t1"
+    assert pending.tail == (user("c"), user("d"))
+    assert w.tree.held("t1").tolist() == [100, 101, 200, 201, 101, 101, 200, 201]
+
+
+def test_prepare_mutates_nothing() -> None:
+    w = Weaver()
+    w.say(request(user("a")), assistant("A"))
+    before = (list(w.tree.nodes), dict(w.tree.turns))
+    w.tree.prepare(request(user("new"), tools=(LS,)))
+    w.tree.prepare(request(user("a"), assistant("A"), user("b")))
+    assert (w.tree.nodes, w.tree.turns) == before
+
+
+def test_a_rewritten_assistant_message_is_bridged_from_the_turn_before_it() -> None:
+    w = Weaver()
+    w.say(request(user("a")), assistant("A"))
+    w.say(request(user("a"), assistant("A"), user("b")), assistant("B"))
+    pending = w.tree.prepare(request(user("a"), assistant("A"), user("b"), assistant("rewritten"), user("c")))
+    assert pending.base == "t0"
+    assert pending.tail == (user("b"), assistant("rewritten"), user("c"))
+
+
+def test_best_of_n_siblings_are_told_apart_by_call_id_then_by_reasoning() -> None:
+    w = Weaver()
+    asked = request(user("a"), tools=(LS,))
+    for i in range(3):
+        w.say(asked, assistant("", call(id=f"id{i}"), thought=f"thought {i}"))
+    for i in range(3):
+        by_id = request(user("a"), assistant("", call(id=f"id{i}")), result("x"), tools=(LS,))
+        assert w.tree.prepare(by_id).base == f"t{i}"
+        by_reasoning = request(user("a"), assistant("", call(id="lost"), thought=f"thought {i}\n"), result("x"), tools=(LS,))
+        assert w.tree.prepare(by_reasoning).base == f"t{i}"
+    nameless = request(user("a"), assistant("", call(id="lost")), result("x"), tools=(LS,))
+    assert w.tree.prepare(nameless).base == "t2", "with no evidence the newest"
+
+
+def test_a_call_id_does_not_vouch_for_changed_words() -> None:
+    w = Weaver()
+    w.say(request(user("a"), tools=(LS,)), assistant("I list", call(id="id0")))
+    changed = request(user("a"), assistant("I delete", call(id="id0")), result("x"), tools=(LS,))
+    assert w.tree.prepare(changed).base is None
+
+
+def test_equal_siblings_continue_where_the_history_goes_on() -> None:
+    """The older of two equal replies is the one that was continued; the newer has no such child."""
+    w = Weaver()
+    w.say(request(user("a")), assistant("A"))
+    w.say(request(user("a"), assistant("A"), user("b")), assistant("B"))
+    w.say(request(user("a")), assistant("A"))
+    assert w.tree.prepare(request(user("a"), assistant("A"), user("b"), assistant("B"), user("c"))).base == "t1"
+
+
+def test_a_delivered_turn_is_preferred_to_one_that_nobody_got() -> None:
+    w = Weaver()
+    w.say(request(user("a")), assistant("A"))
+    w.say(request(user("a")), assistant("A"), outcome=Outcome.ORPHANED)
+    assert w.tree.prepare(request(user("a"), assistant("A"), user("b"))).base == "t0"
+
+
+def test_two_turns_prepared_at_once_share_the_messages_that_both_bring() -> None:
+    w = Weaver()
+    asked = request(system("s"), user("a"))
+    one, two = w.tree.prepare(asked), w.tree.prepare(asked)
+    w.commit(one, assistant("A"))
+    w.commit(two, assistant("B"))
+    roles = [n.message.role if n.message else "head" for n in w.tree.nodes]
+    assert roles == ["head", "system", "user", "assistant", "assistant"]
+
+
+def test_deltas_apply_in_order_only() -> None:
+    w = Weaver()
+    pending = w.tree.prepare(request(user("a")))
+    turn = w.commit(pending, assistant("A"))
+    stale = w.tree.stage(w.tree.prepare(request(user("b"))), assistant("B"), turn)
+    w.say(request(user("c")), assistant("C"))
+    with pytest.raises(ValueError, match="out of order"):
+        w.tree.apply(stale)
+
+
+FORKS = {
+    "the first turn is no fork": (None, [], request(user("a"))),
+    "resampled": (ForkKind.RESAMPLED, [request(user("a"))], request(user("a"))),
+    "history changed": (ForkKind.HISTORY_CHANGED, [request(user("a"), user("b"))], request(user("a"), user("x"))),
+    "tools changed": (ForkKind.TOOLS_CHANGED, [request(user("a"), tools=(LS,))], request(user("a"), tools=(LS, CAT))),
+    "system changed": (ForkKind.SYSTEM_CHANGED, [request(system("s"), user("a"))], request(system("t"), user("a"))),
+    "new conversation": (ForkKind.NEW_CONVERSATION, [request(system("s"), user("a"))], request(system("sub"), user("z"))),
+    "same system, other question": (ForkKind.NEW_CONVERSATION, [request(system("s"), user("a"))], request(system("s"), user("z"))),
+}
+
+
+@pytest.mark.parametrize(("kind", "before", "asked"), FORKS.values(), ids=FORKS)
+def test_every_fork_has_its_reason(kind: ForkKind | None, before: list, asked: object) -> None:
+    w = Weaver()
+    for earlier in before:
+        w.say(earlier, assistant("A"))
+    fork = explain(w.tree, w.tree.prepare(asked))
+    assert (fork.kind if fork else None) == kind
+
+
+def test_a_fork_says_what_differs() -> None:
+    w = Weaver()
+    w.say(request(user("a"), user("the quick brown fox")), assistant("A"))
+    fork = explain(w.tree, w.tree.prepare(request(user("a"), user("the quick red fox"))))
+    assert fork is not None
+    assert fork.message_index == 1
+    assert "character 10" in fork.detail
+    w.say(request(user("t"), tools=(LS,)), assistant("A"))
+    fork = explain(w.tree, w.tree.prepare(request(user("t"), tools=(CAT,))))
+    assert fork is not None
+    assert fork.detail == "tools added cat; removed ls"
+
+
+def test_summary_and_dump() -> None:
+    w = Weaver()
+    w.say(request(user("a")), assistant("A"))
+    w.say(request(user("a"), assistant("A"), user("b")), assistant("B"))
+    w.say(request(user("a"), assistant("A"), user("c")), assistant("C\x1b[2J"), outcome=Outcome.ABORTED, error="gone")
+    assert lineage_count(w.tree) == 2
+    found = summary(w.tree)
+    assert (found["turns"], found["lineages"], found["outcomes"]) == (3, 2, {"delivered": 2, "aborted": 1})
+    text = "\n".join(dump_tree(w.tree))
+    assert "\x1b" not in text
+    assert "aborted: gone" in text
+    assert "bridge +2" in text

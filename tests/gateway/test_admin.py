@@ -1,0 +1,120 @@
+"""The admin API: sessions opened, read, rewarded, finished, dropped; nothing without the key."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.gateways import ADMIN, bench, follow, user
+
+
+async def test_a_session_from_open_to_drop() -> None:
+    async with bench(["One", "Two"]) as b:
+        status, opened = await b.admin(
+            "POST", "/sessions", {"id": "mine", "sampling": {"temperature": 0.5}, "group": "g", "metadata": {"k": 1}}
+        )
+        assert status == 201
+        assert opened["id"] == "mine"
+        assert opened["urls"]["anthropic"] == f"{b.gateway.url}/s/{opened['key']}"
+        assert opened["env"] == {"ANTHROPIC_BASE_URL": opened["urls"]["anthropic"], "ANTHROPIC_API_KEY": opened["key"]}
+
+        async with b.http.post(opened["urls"]["anthropic"] + "/v1/messages", json=user("a")) as answer:
+            first = await answer.json()
+        async with b.http.post(opened["urls"]["anthropic"] + "/v1/messages", json=follow(user("a"), first, "b")) as answer:
+            assert answer.status == 200
+        assert b.engine.requests[0]["sampling_params"]["temperature"] == 0.5
+
+        _, row = await b.admin("GET", "/sessions/mine")
+        assert (row["status"], row["turns"], row["lineages"], row["in_flight"]) == ("open", 2, 1, 0)
+        assert (row["outcomes"], row["forks"], row["group"], row["metadata"]) == ({"delivered": 2}, {}, "g", {"k": 1})
+        _, tree = await b.admin("GET", "/sessions/mine/tree")
+        assert [n["role"] for n in tree["nodes"]] == [None, "user", "assistant", "user", "assistant"]
+        assert [t["base"] for t in tree["turns"]] == [None, tree["turns"][0]["id"]]
+
+        assert (await b.admin("POST", "/sessions/mine/reward", {"value": 0.25}))[1]["reward"] == 0.25
+        _, done = await b.admin("POST", "/sessions/mine/finish", {"reward": 1.0})
+        assert (done["status"], done["reward"]) == ("closed", 1.0)
+        _, lines = await b.admin("GET", "/sessions/mine/samples?format=canonical")
+        (sample,) = [json.loads(line) for line in lines.splitlines()]
+        assert (sample["session_id"], sample["group_id"], sample["reward"], sample["temperature"]) == ("mine", "g", 1.0, 0.5)
+        assert len(sample["token_ids"]) == len(sample["loss_mask"]) == len(sample["logprobs"]) == len(sample["turn_index"])
+
+        assert (await b.admin("GET", "/sessions"))[1]["sessions"][0]["id"] == "mine"
+        assert (await b.admin("DELETE", "/sessions/mine"))[0] == 204
+        assert (await b.admin("GET", "/sessions/mine"))[0] == 404
+        async with b.http.post(opened["urls"]["anthropic"] + "/v1/messages", json=user("a")) as answer:
+            assert answer.status == 401
+
+
+CALLS = [
+    ("POST", "/sessions"),
+    ("GET", "/sessions"),
+    ("GET", "/sessions/ID"),
+    ("GET", "/sessions/ID/tree"),
+    ("GET", "/sessions/ID/samples"),
+    ("POST", "/sessions/ID/reward"),
+    ("POST", "/sessions/ID/finish"),
+    ("DELETE", "/sessions/ID"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS)
+async def test_every_call_needs_the_admin_key(method: str, path: str) -> None:
+    async with bench() as b:
+        path = path.replace("ID", b.handle.id)
+        for key in ("", "wrong", b.handle.key, ADMIN + "x", ADMIN[:-1]):
+            status, body = await b.admin(method, path, {}, key=key)
+            assert (status, body["error"]["type"]) == (401, "Unauthorized")
+        assert (await b.session()).row.status == "open"
+
+
+async def test_an_empty_admin_key_locks_the_api() -> None:
+    from turnloom.engine.sglang import SGLangEngine
+    from turnloom.gateway.api import Gateway
+
+    async with bench() as b, Gateway(SGLangEngine(b.engine.url), b.tokenizer) as locked:
+        async with b.http.get(locked.url + "/api/v1/sessions", headers={"Authorization": "Bearer "}) as answer:
+            assert answer.status == 401
+
+
+REFUSED = [
+    ("POST", "/sessions", {"id": "../x"}, "id"),
+    ("POST", "/sessions", {"sampling": {"temperature": -1}}, "sampling.temperature"),
+    ("POST", "/sessions", {"sampling": {"temperature": "NaN"}}, "sampling.temperature"),
+    ("POST", "/sessions", {"surprise": 1}, "surprise"),
+    ("POST", "/sessions/ID/reward", {}, "value"),
+    ("POST", "/sessions/ID/finish", {"reward": "high"}, "reward"),
+    ("GET", "/sessions?limit=x", None, "limit"),
+    ("GET", "/sessions/ID/samples?format=tar", None, "format"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "field"), REFUSED)
+async def test_bad_admin_requests_name_the_field(method: str, path: str, body: object, field: str) -> None:
+    async with bench() as b:
+        status, answer = await b.admin(method, path.replace("ID", b.handle.id), body)
+        assert status == 400
+        assert answer["error"]["message"].startswith(field)
+
+
+async def test_a_taken_id_is_refused() -> None:
+    async with bench() as b:
+        status, answer = await b.admin("POST", "/sessions", {"id": b.handle.id})
+        assert (status, answer["error"]["type"]) == (400, "BadRequest")
+
+
+async def test_healthz_and_metrics_are_open_and_true() -> None:
+    async with bench(["One", "Two"]) as b:
+        await b.post(user("a"))
+        await b.post(user("a"))
+        async with b.http.get(b.gateway.url + "/healthz") as answer:
+            assert answer.status == 200
+        async with b.http.get(b.gateway.url + "/metrics") as answer:
+            text = await answer.text()
+        assert 'turnloom_turns_total{outcome="delivered"} 2.0' in text
+        assert 'turnloom_forks_total{kind="resampled"} 1.0' in text
+        assert b.handle.key not in text
+        await b.engine.stop()
+        async with b.http.get(b.gateway.url + "/healthz") as answer:
+            assert answer.status == 503

@@ -1,0 +1,159 @@
+"""The Python API, in a loop and on a thread, and what survives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import anthropic
+import numpy as np
+import pytest
+
+from tests.support.gateways import bench, follow, user
+from turnloom import Gateway
+from turnloom.engine.sglang import SGLangEngine
+from turnloom.errors import ConfigError
+from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine
+from turnloom.testing.tokenizers import qwen_tokenizer
+from turnloom.types import Outcome
+
+
+def test_background_gateway_from_code_that_is_not_async() -> None:
+    tokenizer = qwen_tokenizer()
+
+    async def serve() -> ScriptedEngine:
+        engine = ScriptedEngine(["Hello", "Again"], tokenizer=tokenizer, end_id=151645)
+        await engine.start()
+        return engine
+
+    import threading
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    engine = asyncio.run_coroutine_threadsafe(serve(), loop).result()
+    try:
+        with Gateway.background(engine.url, tokenizer) as gateway:
+            session = gateway.open_session(metadata={"task": 1})
+            client = anthropic.Anthropic(base_url=session.base_url, api_key=session.key)
+            reply = client.messages.create(model="m", max_tokens=50, messages=[{"role": "user", "content": "hi"}])
+            assert reply.content[0].text == "Hello"
+            assert session.stats()["turns"] == 1
+            (sample,) = session.finish(reward=0.5)
+            assert (sample.reward, sample.metadata["task"]) == (0.5, 1)
+            assert session.samples() == [sample]
+    finally:
+        asyncio.run_coroutine_threadsafe(engine.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+
+
+async def test_a_restart_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
+    """Law 6: what the client got is there after a restart, and its next turn continues the same ids."""
+    store = tmp_path / "t.db"
+    engine = ScriptedEngine(["First answer", "Second answer"], tokenizer=qwen_tokenizer(), end_id=151645)
+    body = user("hi")
+    async with engine:
+        async with bench(engine=Shared(engine), store=store) as b:
+            first = await b.post(body)
+            key = b.handle.key
+        async with bench(engine=Shared(engine), store=store) as b:
+            async with b.http.post(
+                b.gateway.url + "/v1/messages", json=follow(body, first.body, "more"), headers={"x-api-key": key}
+            ) as answer:
+                assert answer.status == 200
+            one, two = engine.requests
+            assert two["input_ids"][: len(one["input_ids"])] == one["input_ids"]
+            sessions = (await b.admin("GET", "/sessions"))[1]["sessions"]
+            assert sorted(s["turns"] for s in sessions) == [0, 2]
+            assert sorted(s["lineages"] for s in sessions) == [0, 1]
+
+
+class Shared:
+    """A scripted engine that outlives one gateway."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.url = engine.url
+
+    async def __aenter__(self) -> Shared:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+async def test_finish_waits_for_turns_in_flight_then_cancels_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnloom.gateway.session.DRAIN_SECONDS", 0.2)
+    async with bench([Reply(text="never", fault=Fault.HANG)]) as b:
+        asked = asyncio.create_task(b.post(user("hi", stream=True)))
+        await b.engine.wait_running(1)
+        assert await b.handle.finish(reward=0.0) == []
+        assert b.engine.running == 0
+        assert [t.outcome for t in (await b.session()).tree.turns.values()] == [Outcome.ORPHANED]
+        with pytest.raises(Exception, match=""):
+            await asked
+
+
+async def test_stopping_the_gateway_keeps_what_is_in_flight_on_record(tmp_path: Path) -> None:
+    from turnloom.store.sqlite import SQLiteStore
+
+    engine = ScriptedEngine([Reply(text="a b c d e f g h", chunk=1, fault=Fault.STALL)], tokenizer=qwen_tokenizer(), end_id=151645)
+    async with engine:
+        async with bench(engine=Shared(engine), store=tmp_path / "t.db") as b:
+            asked = asyncio.create_task(b.post(user("hi", stream=True)))
+            await engine.wait_running(1)
+            await asyncio.sleep(0.1)
+            session_id = b.handle.id
+        asked.cancel()
+        assert engine.running == 0
+    store = SQLiteStore(tmp_path / "t.db", read_only=True)
+    await store.open()
+    (delta,) = await store.deltas(session_id)
+    await store.close()
+    assert delta.turn.outcome is Outcome.ORPHANED
+    assert len(delta.turn.output) > 0
+
+
+async def test_the_turn_timeout_ends_the_turn_as_aborted() -> None:
+    from turnloom.store.contract import Limits
+
+    async with bench([Reply(text="slow", fault=Fault.HANG)], session_limits=Limits(turn_timeout=0.2)) as b:
+        answer = await b.post(user("hi"))
+        assert (answer.status, answer.body["error"]["type"]) == (529, "overloaded_error")
+        (turn,) = (await b.session()).tree.turns.values()
+        assert turn.outcome is Outcome.ABORTED
+        assert b.engine.running == 0
+
+
+async def test_keepalives_while_the_engine_is_silent() -> None:
+    async with bench([Reply(text="late", fault=Fault.HANG)], keepalive=0.05) as b:
+        async with b.http.post(b.handle.base_url + "/v1/messages", json=user("hi", stream=True)) as answer:
+            seen = b""
+            while seen.count(b"event: ping") < 3:
+                seen += await asyncio.wait_for(answer.content.readany(), 10)
+            assert seen.startswith(b"event: message_start")
+            b.engine.release()
+            assert b"event: error" in seen + await answer.read()
+
+
+async def test_two_turns_of_one_session_at_once_keep_their_own_tokens() -> None:
+    async with bench(lambda body, index: Reply(text=f"answer {index}", chunk=1, delay=0.01)) as b:
+        answers = await asyncio.gather(*(b.post(user(f"question {i}", stream=i % 2 == 0)) for i in range(8)))
+        assert all(a.status == 200 for a in answers)
+        session = await b.session()
+        assert sorted(t.index for t in session.tree.turns.values()) == list(range(8))
+        samples = session.unroll().samples
+        assert len(samples) == 8
+        sent = {tuple(r["input_ids"]) for r in b.engine.requests}
+        assert {tuple(s.token_ids[: s.prompt_len].tolist()) for s in samples} == sent
+        assert np.isclose(sum(s.weight for s in samples), 1.0)
+
+
+async def test_a_gateway_that_is_not_started_says_so() -> None:
+    with pytest.raises(ConfigError, match="not started"):
+        await Gateway("http://127.0.0.1:1", qwen_tokenizer()).open_session()
+
+
+async def test_a_taken_port_is_one_clear_line() -> None:
+    async with bench() as b:
+        port = int(b.gateway.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match="choose another --port"):
+            await Gateway(SGLangEngine(b.engine.url), b.tokenizer, port=port).start()

@@ -1,0 +1,129 @@
+"""Bad input over the real socket: a clear error in Anthropic's shape with the right status, and no session harmed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.gateways import Bench, bench, user
+from turnloom.gateway.app import MAX_BODY
+from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine
+from turnloom.testing.tokenizers import qwen_tokenizer
+from turnloom.types import Outcome
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
+
+BAD: dict[str, tuple[Any, int, str]] = {
+    "malformed JSON": (b'{"messages": [', 400, "invalid_request_error"),
+    "not UTF-8": (b'{"messages": "\xff\xfe"}', 400, "invalid_request_error"),
+    "no object": (b'"hi"', 400, "invalid_request_error"),
+    "empty body": (b"", 400, "invalid_request_error"),
+    "empty messages": ({"messages": []}, 400, "invalid_request_error"),
+    "empty message": (user(""), 400, "invalid_request_error"),
+    "wrong role": ({"messages": [{"role": "robot", "content": "x"}]}, 400, "invalid_request_error"),
+    "unknown tool type": (user("x", tools=[{"type": "web_search_20250305", "name": "web_search"}]), 400, "invalid_request_error"),
+    "forced tool": (user("x", tool_choice={"type": "any"}), 400, "invalid_request_error"),
+    "image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error"),
+    "too long": (user("word " * 3000), 400, "invalid_request_error"),
+    "huge": (b'{"x": "' + b"a" * (64 * 2**20) + b'"}', 413, "request_too_large"),
+}
+
+
+async def _still_works(b: Bench) -> None:
+    answer = await b.post(user("still there?"))
+    assert answer.status == 200
+    assert answer.body["content"][0]["text"] == "Yes"
+
+
+@pytest.mark.parametrize(("body", "status", "kind"), BAD.values(), ids=BAD)
+async def test_bad_input_is_refused_and_harms_nothing(body: Any, status: int, kind: str) -> None:
+    engine = ScriptedEngine(["Yes"], tokenizer=qwen_tokenizer(), end_id=151645, context_length=2048)
+    async with bench(engine=engine) as b:
+        answer = await b.post(body)
+        assert answer.status == status
+        assert answer.body["type"] == "error"
+        assert answer.body["error"]["type"] == kind
+        assert len(answer.body["error"]["message"]) > 10
+        assert not b.engine.requests
+        assert not (await b.session()).tree.nodes
+        await _still_works(b)
+
+
+async def test_a_body_just_under_the_limit_is_read_off_the_event_loop() -> None:
+    engine = ScriptedEngine(["Yes"], tokenizer=qwen_tokenizer(), end_id=151645, context_length=2048)
+    async with bench(engine=engine) as b:
+        answer = await b.post(user("word " * (MAX_BODY // 5 - 1000)))
+        assert answer.status == 400
+        assert "prompt is too long" in answer.body["error"]["message"]
+        await _still_works(b)
+
+
+async def test_unknown_routes_and_methods_have_the_same_shape() -> None:
+    async with bench() as b:
+        for method, path in (("GET", "/v1/nothing"), ("GET", "/v1/messages"), ("POST", "/s/x/v1/nothing")):
+            async with b.http.request(method, b.gateway.url + path) as answer:
+                assert answer.status == 404
+                assert (await answer.json())["error"]["type"] == "not_found_error"
+
+
+async def test_probes_that_agents_make_are_answered() -> None:
+    async with bench() as b:
+        for method, path in (("HEAD", "/"), ("GET", "/api/hello"), ("HEAD", "/api/hello")):
+            for base in (b.gateway.url, b.handle.base_url):
+                async with b.http.request(method, base + path) as answer:
+                    assert answer.status == 200
+        async with b.http.get(b.handle.base_url + "/v1/models") as answer:
+            assert (await answer.json())["data"][0]["id"] == "scripted"
+
+
+FAULTS = {
+    "refused": (Reply(text="x", fault=Fault.HTTP_400), 400, "invalid_request_error"),
+    "overloaded": (Reply(text="x", fault=Fault.HTTP_503), 529, "overloaded_error"),
+    "connection reset": (Reply(text="x", fault=Fault.RESET), 503, "api_error"),
+    "aborted": (Reply(text="a b c d e f", fault=Fault.ABORT), 529, "overloaded_error"),
+    "cut": (Reply(text="a b c d e f", fault=Fault.CUT), 503, "api_error"),
+    "null logprob": (Reply(text="a b c d e f", fault=Fault.NULL_LOGPROB), 502, "api_error"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("reply", "status", "kind"), FAULTS.values(), ids=FAULTS)
+async def test_engine_faults_reach_the_client_and_the_record(reply: Reply, status: int, kind: str, stream: bool) -> None:
+    async with bench([reply, "Yes"]) as b:
+        answer = await b.post(user("x", stream=stream))
+        if answer.events:
+            assert answer.events[-1][0] == "error"
+            assert answer.events[-1][1]["error"]["type"] == kind
+        else:
+            assert (answer.status, answer.body["error"]["type"]) == (status, kind)
+        session = await b.session()
+        (turn,) = session.tree.turns.values()
+        assert turn.outcome in (Outcome.ABORTED, Outcome.FAILED)
+        assert turn.error
+        assert session.unroll().samples == ()
+        await _still_works(b)
+
+
+async def test_a_store_that_fails_is_an_error_and_never_a_reply() -> None:
+    from turnloom.errors import StoreError
+    from turnloom.store.memory import MemoryStore
+
+    class Full(MemoryStore):
+        async def append(self, session_id, delta):
+            raise StoreError("the disk is full; free some space")
+
+    async with bench(["Yes"] * 2, store=Full()) as b:
+        answer = await b.post(user("x"))
+        assert (answer.status, answer.body["error"]["message"]) == (500, "the disk is full; free some space")
+        streamed = await b.post(user("x", stream=True))
+        assert streamed.events[-1][0] == "error"
+        assert "message_stop" not in [name for name, _ in streamed.events]
+        assert not (await b.session()).tree.turns
+
+
+async def test_an_error_page_never_holds_a_key() -> None:
+    async with bench() as b:
+        answer = await b.post({"messages": []})
+        assert b.handle.key not in json.dumps(answer.body)

@@ -1,0 +1,345 @@
+"""The Anthropic dialect as transcripts: bytes in, neutral request out; neutral reply in, bytes out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from anthropic.types import Message as SdkMessage
+from anthropic.types import RawMessageStreamEvent
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from tests.support.sse import read_sse
+from turnloom.errors import (
+    BadRequest,
+    BodyTooLarge,
+    EngineAborted,
+    LimitReached,
+    PromptTooLong,
+    SessionClosed,
+    StoreError,
+    TurnloomError,
+    Unauthorized,
+)
+from turnloom.parse.contract import ReasoningDelta, TextDelta
+from turnloom.types import Finish, FinishReason, Message, Reasoning, Request, Text, ToolCall, ToolResult
+from turnloom.wire.anthropic import AnthropicDialect
+from turnloom.wire.contract import Reply
+from turnloom.wire.quirks import Quirk
+
+DIALECT = AnthropicDialect()
+STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+
+
+def read(dialect: AnthropicDialect = DIALECT, **fields: Any) -> Request:
+    return dialect.read(json.dumps({"model": "m", "max_tokens": 10, "messages": [{"role": "user", "content": "hi"}], **fields}).encode())
+
+
+def messages(*items: Any) -> tuple[Message, ...]:
+    return read(messages=list(items)).messages
+
+
+def test_read_a_whole_request() -> None:
+    request = read(
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "Be kind."}],
+        tools=[{"name": "ls", "description": "List", "input_schema": SCHEMA}],
+        messages=[
+            {"role": "user", "content": "list"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hmm", "signature": "sig"},
+                    {"type": "text", "text": "I will"},
+                    {"type": "tool_use", "id": "toolu_1", "name": "ls", "input": {"path": "."}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "toolu_1",
+                        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+                    },
+                    {"type": "tool_result", "tool_use_id": "toolu_2", "is_error": True},
+                    {"type": "text", "text": "go on"},
+                ],
+            },
+        ],
+        stop_sequences=["END"],
+        stream=True,
+        temperature=0.1,
+        metadata={"user_id": "u"},
+        thinking={"type": "enabled", "budget_tokens": 5},
+    )
+    assert request.messages == (
+        Message("system", (Text("Be brief."), Text("Be kind."))),
+        Message("user", (Text("list"),)),
+        Message("assistant", (Reasoning("hmm", "sig"), Text("I will"), ToolCall("toolu_1", "ls", '{"path":"."}'))),
+        Message("tool", (ToolResult("toolu_1", "a\nb"),)),
+        Message("tool", (ToolResult("toolu_2", "", True),)),
+        Message("user", (Text("go on"),)),
+    )
+    assert [(t.name, json.loads(t.parameters)) for t in request.tools] == [("ls", SCHEMA)]
+    assert (request.max_tokens, request.stop, request.stream, request.model, request.call_tools) == (10, ("END",), True, "m", True)
+
+
+def test_a_string_equals_a_list_of_one_block_and_cache_marks_do_not_count() -> None:
+    block = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
+    assert messages({"role": "user", "content": "hi"}) == messages({"role": "user", "content": [block]})
+    assert read(system="s").messages == read(system=[{"type": "text", "text": "s"}]).messages
+
+
+def test_system_messages_stay_where_they_are() -> None:
+    roles = [
+        m.role for m in messages({"role": "user", "content": "a"}, {"role": "system", "content": "note"}, {"role": "user", "content": "b"})
+    ]
+    assert roles == ["user", "system", "user"]
+
+
+def test_quirk_billing_header() -> None:
+    system = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=1.2.3"}, {"type": "text", "text": "Be brief."}]
+    assert read(system=system).messages[0] == Message("system", (Text("Be brief."),))
+    plain = AnthropicDialect(frozenset())
+    assert len(read(plain, system=system).messages[0].parts) == 2
+
+
+def test_quirk_tool_reference() -> None:
+    content = [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "WebFetch"}]}]
+    body = [{"role": "user", "content": content}]
+    assert read(messages=body).messages[0].text == "WebFetch"
+    with pytest.raises(BadRequest, match="tool_reference"):
+        read(AnthropicDialect(frozenset({Quirk.BILLING_HEADER})), messages=body)
+
+
+def test_lone_surrogates_become_replacement_characters() -> None:
+    body = b'{"messages":[{"role":"user","content":"cut \\ud83d here \\ud83d\\ude00"}]}'
+    assert DIALECT.read(body).messages[0].text == "cut \ufffd here 😀"
+
+
+REFUSED = {
+    "not JSON": (b"{nope", "not valid JSON"),
+    "a list": (b"[]", "must be a JSON object"),
+    "NaN": (b'{"messages": NaN, "x": "\\ud800"}', "not valid JSON"),
+    "no messages": (b"{}", "messages: must be a list"),
+    "empty messages": (b'{"messages": []}', "at least one message"),
+    "message is no object": (b'{"messages": ["hi"]}', "messages.0: must be an object"),
+    "wrong role": (b'{"messages": [{"role": "tool", "content": "x"}]}', 'messages.0.role: must be "user" or "assistant"'),
+    "no content": (b'{"messages": [{"role": "user"}]}', "messages.0.content: must be a string or a list"),
+    "empty text": (b'{"messages": [{"role": "user", "content": ""}]}', "messages.0.content: a user message needs some text"),
+    "empty blocks": (b'{"messages": [{"role": "user", "content": []}]}', "messages.0.content: a user message needs some text"),
+    "text is no string": (b'{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}', "messages.0.content.0.text"),
+    "image": (b'{"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}', "images are not supported"),
+    "image in a result": (
+        b'{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}]}]}',
+        "images are not supported",
+    ),
+    "unknown block": (b'{"messages": [{"role": "user", "content": [{"type": "document"}]}]}', "'document' is not supported"),
+    "unknown assistant block": (
+        b'{"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}, {"role": "user", "content": "x"}]}',
+        "'server_tool_use' is not supported",
+    ),
+    "tool_use input": (
+        b'{"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": "c"}]}]}',
+        "messages.0.content.0.input: must be an object",
+    ),
+    "result without id": (b'{"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}', "tool_use_id: must be a string"),
+    "prefill": (b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}', "prefilling a reply"),
+    "assistant only": (b'{"messages": [{"role": "assistant", "content": "b"}]}', "at least one user message"),
+    "zero tokens": (b'{"max_tokens": 0, "messages": [{"role": "user", "content": "a"}]}', "max_tokens: must be an integer"),
+    "boolean tokens": (b'{"max_tokens": true, "messages": [{"role": "user", "content": "a"}]}', "max_tokens: must be an integer"),
+    "server tool": (
+        b'{"tools": [{"type": "web_search_20250305", "name": "w"}], "messages": [{"role": "user", "content": "a"}]}',
+        "tools.0.type: 'web_search_20250305'",
+    ),
+    "tool without schema": (b'{"tools": [{"name": "w"}], "messages": [{"role": "user", "content": "a"}]}', "tools.0.input_schema"),
+    "tool without name": (b'{"tools": [{"input_schema": {}}], "messages": [{"role": "user", "content": "a"}]}', "tools.0.name"),
+    "tools is no list": (b'{"tools": {}, "messages": [{"role": "user", "content": "a"}]}', "tools: must be a list"),
+    "tool is no object": (b'{"tools": [1], "messages": [{"role": "user", "content": "a"}]}', "tools.0: must be an object"),
+    "tool description": (
+        b'{"tools": [{"name": "w", "input_schema": {}, "description": 1}], "messages": [{"role": "user", "content": "a"}]}',
+        "tools.0.description",
+    ),
+    "forced tool": (b'{"tool_choice": {"type": "any"}, "messages": [{"role": "user", "content": "a"}]}', "tool_choice.type: 'any'"),
+    "empty stop": (b'{"stop_sequences": [""], "messages": [{"role": "user", "content": "a"}]}', "stop_sequences.0"),
+    "structured output": (
+        b'{"output_config": {"format": {"type": "json_schema"}}, "messages": [{"role": "user", "content": "a"}]}',
+        "structured output is not supported",
+    ),
+    "deep nesting": (
+        b'{"tools": [{"name": "w", "input_schema": '
+        + b'{"a":' * 400
+        + b"1"
+        + b"}" * 400
+        + b'}], "messages": [{"role": "user", "content": "a"}]}',
+        "nests JSON deeper",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "says"), REFUSED.values(), ids=REFUSED)
+def test_bad_requests_name_the_field(body: bytes, says: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        DIALECT.read(body)
+    assert says in str(caught.value)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "messages", "tools", "name", "input_schema", "id", "input", "system"]),
+            inner,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["messages", "tools", "system", "max_tokens", "stop_sequences", "tool_choice", "output_config"]), json_values
+    )
+)
+def test_reading_anything_is_a_request_or_a_bad_request(fields: dict[str, Any]) -> None:
+    with contextlib.suppress(BadRequest):
+        assert isinstance(DIALECT.read(json.dumps(fields).encode()), Request)
+
+
+@given(st.binary(max_size=200))
+def test_reading_any_bytes_is_a_bad_request(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        DIALECT.read(body)
+
+
+def reply(*parts: Any, finish: Finish = Finish(FinishReason.STOP)) -> Reply:  # noqa: B008 (frozen)
+    return Reply("t1", "m", Message("assistant", parts), finish, 7, 3)
+
+
+def test_write_a_message_that_the_sdk_reads() -> None:
+    call = ToolCall("toolu_t100", "ls", '{"path": "."}')
+    raw = DIALECT.write(reply(Reasoning("hmm", "t1"), Text("\n"), Text("Hi"), call))
+    message = SdkMessage.model_validate_json(raw)
+    assert [b.type for b in message.content] == ["thinking", "text", "tool_use"], "a block of white space alone is not sent"
+    assert message.content[2].input == {"path": "."}
+    assert (message.id, message.stop_reason, message.usage.input_tokens, message.usage.output_tokens) == ("msg_t1", "tool_use", 7, 3)
+
+
+STOPS = {
+    "end_turn": (reply(Text("a")), None),
+    "max_tokens": (reply(Text("a"), finish=Finish(FinishReason.LENGTH)), None),
+    "tool_use": (reply(ToolCall("a", "b", "{}")), None),
+    "stop_sequence": (reply(Text("a"), finish=Finish(FinishReason.STOP, "END")), "END"),
+}
+
+
+@pytest.mark.parametrize(("reason", "case"), STOPS.items(), ids=STOPS)
+def test_stop_reasons(reason: str, case: tuple[Reply, str | None]) -> None:
+    body = json.loads(DIALECT.write(case[0]))
+    assert (body["stop_reason"], body["stop_sequence"]) == (reason, case[1])
+
+
+def test_stream_a_transcript() -> None:
+    call = ToolCall("toolu_t100", "ls", '{"path": "."}')
+    writer = DIALECT.stream("t1", "m", 7)
+    sent = writer.begin() + writer.ping()
+    for event in (
+        ReasoningDelta("hm"),
+        ReasoningDelta("m"),
+        TextDelta("\n\n"),
+        TextDelta("Hi"),
+        TextDelta(" you\n"),
+        call,
+        TextDelta("\n"),
+    ):
+        sent += writer.event(event)
+    sent += writer.finish(reply(Text("Hi"), call))
+    events = read_sse(sent.decode())
+    for name, data in events:
+        assert name == data["type"]
+        if name != "ping":
+            STREAM_EVENT.validate_python(data)
+    shown = [(n, d.get("index"), d.get("content_block", d.get("delta", {})).get("type")) for n, d in events]
+    assert shown == [
+        ("message_start", None, None),
+        ("ping", None, None),
+        ("content_block_start", 0, "thinking"),
+        ("content_block_delta", 0, "thinking_delta"),
+        ("content_block_delta", 0, "thinking_delta"),
+        ("content_block_delta", 0, "signature_delta"),
+        ("content_block_stop", 0, None),
+        ("content_block_start", 1, "text"),
+        ("content_block_delta", 1, "text_delta"),
+        ("content_block_delta", 1, "text_delta"),
+        ("content_block_stop", 1, None),
+        ("content_block_start", 2, "tool_use"),
+        ("content_block_delta", 2, "input_json_delta"),
+        ("content_block_stop", 2, None),
+        ("message_delta", None, None),
+        ("message_stop", None, None),
+    ]
+    text = "".join(d["delta"]["text"] for n, d in events if n == "content_block_delta" and d["delta"]["type"] == "text_delta")
+    assert text == "\n\nHi you\n"
+    assert events[-2][1] == {
+        "type": "message_delta",
+        "delta": {"stop_reason": "tool_use", "stop_sequence": None},
+        "usage": {"input_tokens": 7, "output_tokens": 3, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0},
+    }
+
+
+@given(st.lists(st.sampled_from(["t:hello", "t: ", "t:\n", "r:think", "c"]), max_size=10))
+def test_any_stream_is_well_formed(plan: list[str]) -> None:
+    """Blocks open, fill and stop in turn, and nothing visible is lost."""
+    writer = DIALECT.stream("t1", "m", 7)
+    sent, parts = writer.begin(), []
+    for i, step in enumerate(plan):
+        event: Any = ToolCall(f"c{i}", "ls", "{}") if step == "c" else (TextDelta if step[0] == "t" else ReasoningDelta)(step[2:])
+        parts.append(event)
+        sent += writer.event(event)
+    events = read_sse((sent + writer.finish(reply())).decode())
+    open_block = None
+    for name, data in events[1:-2]:
+        if name == "content_block_start":
+            assert open_block is None
+            open_block = data["index"]
+        else:
+            assert data["index"] == open_block
+        if name == "content_block_stop":
+            open_block = None
+    assert open_block is None
+    shown = "".join(d["delta"].get("text", "") for n, d in events if n == "content_block_delta")
+    assert "".join(shown.split()) == "".join("".join(p.text for p in parts if isinstance(p, TextDelta)).split())
+
+
+ERRORS = {
+    BadRequest("x"): (400, "invalid_request_error"),
+    PromptTooLong(9, 5): (400, "invalid_request_error"),
+    Unauthorized("x"): (401, "authentication_error"),
+    BodyTooLarge("x"): (413, "request_too_large"),
+    LimitReached("x"): (429, "rate_limit_error"),
+    SessionClosed("x"): (503, "api_error"),
+    StoreError("x"): (500, "api_error"),
+    EngineAborted("x"): (529, "overloaded_error"),
+}
+
+
+@pytest.mark.parametrize(("error", "expected"), ERRORS.items(), ids=[type(e).__name__ for e in ERRORS])
+def test_errors_have_anthropics_shape(error: TurnloomError, expected: tuple[int, str]) -> None:
+    answer = DIALECT.error(error)
+    body = json.loads(answer.body)
+    assert (answer.status, body["error"]["type"]) == expected
+    assert body["type"] == "error"
+    assert body["error"]["message"] == str(error)
+    assert (answer.headers.get("x-should-retry") == "false") == isinstance(error, LimitReached | SessionClosed)
+    streamed = read_sse(DIALECT.stream("t", "m", 1).error(error).decode())
+    assert streamed == [("error", body)]
+
+
+def test_overflow_is_said_in_the_words_that_make_agents_compact() -> None:
+    assert str(PromptTooLong(9000, 8192)) == "prompt is too long: 9000 tokens > 8192 maximum"

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from turnloom.cli.common import run_async
+
 
 def register(app: typer.Typer) -> None:
     app.command()(engine)
@@ -23,4 +25,4 @@ def engine(
     """
     from turnloom.engine.embedded import serve_embedded
 
-    serve_embedded(model, host=host, port=port, parallel=parallel)
+    run_async(serve_embedded(model, host=host, port=port, parallel=parallel, ready=lambda url: typer.echo(f"turnloom: {model} on {url}")))

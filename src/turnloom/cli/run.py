@@ -55,7 +55,7 @@ def run(
         sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
         limits=Limits(max_turns=max_turns),
     )
-    results = run_async(rollouts(gateway, chosen, harness, n=n, concurrency=concurrency, time_budget=time_budget))
+    results = run_async(_run(gateway, chosen, harness, n, concurrency, time_budget))
     for result in results:
         typer.echo(result_line(result))
     typer.echo(f"samples: {write_samples(results, out)}")
@@ -71,22 +71,26 @@ def store_in(out: Path) -> Path:
     return path
 
 
+async def _run(gateway: Gateway, task: Task, harness: Harness, n: int, concurrency: int, time_budget: float) -> list[RolloutResult]:
+    async with gateway:
+        return await rollouts(gateway, task, harness, n=n, concurrency=concurrency, time_budget=time_budget)
+
+
 async def rollouts(
     gateway: Gateway, task: Task, harness: Harness, *, n: int, concurrency: int, time_budget: float, output_tokens: int = 4096
 ) -> list[RolloutResult]:
-    """Start the gateway, run, stop it. Progress goes out line by line."""
-    async with gateway:
-        settings = RolloutSettings(context_tokens=await gateway.context_length(), output_tokens=output_tokens)
-        return await run_rollouts(
-            gateway,
-            task,
-            harness,
-            n=n,
-            concurrency=concurrency,
-            time_budget=time_budget,
-            on_event=_progress,
-            settings=settings,
-        )
+    """Run on a started gateway. Progress goes out line by line."""
+    context = (await gateway.engine.capabilities()).context_length
+    return await run_rollouts(
+        gateway,
+        task,
+        harness,
+        n=n,
+        concurrency=concurrency,
+        time_budget=time_budget,
+        on_event=_progress,
+        settings=RolloutSettings(context_tokens=context, output_tokens=output_tokens),
+    )
 
 
 def _progress(event: RolloutEvent) -> None:

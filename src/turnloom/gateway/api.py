@@ -35,6 +35,8 @@ from turnloom.types import Sample, Sampling
 
 T = TypeVar("T")
 
+_NOT_STARTED = "the gateway is not started; use `async with Gateway(...)` or `with Gateway.background(...)`"
+
 
 class SessionHandle:
     """One open session. `base_url` is where an Anthropic client points, `key` its API key."""
@@ -56,10 +58,10 @@ class SessionHandle:
         return list(self._session.unroll().samples)
 
     async def stats(self) -> dict[str, int]:
-        """Counts so far: turns, sampled tokens, lineages, forks."""
+        """Counts so far: turns (those in flight too), sampled tokens, lineages, forks."""
         found = summary(self._session.tree)
         return {
-            "turns": found["turns"],
+            "turns": found["turns"] + self._session.in_flight,
             "tokens": found["sampled_tokens"],
             "lineages": found["lineages"],
             "forks": sum(found["forks"].values()),
@@ -191,9 +193,16 @@ class Gateway:
         """The live session: its tree and its samples. Raises NotFound."""
         return await self._running().by_id(session_id)
 
+    @property
+    def engine(self) -> Engine:
+        """The engine behind the started gateway."""
+        if self._engine is None:
+            raise ConfigError(_NOT_STARTED)
+        return self._engine
+
     def _running(self) -> Sessions:
         if self._sessions is None:
-            raise ConfigError("the gateway is not started; use `async with Gateway(...)` or `Gateway.background(...)`")
+            raise ConfigError(_NOT_STARTED)
         return self._sessions
 
     @staticmethod
@@ -239,7 +248,7 @@ class BackgroundGateway:
     def open_session(self, **options: Any) -> BackgroundSession:
         """Takes what `Gateway.open_session` takes."""
         if self._gateway is None:
-            raise ConfigError("the gateway is not started; use `with Gateway.background(...)`")
+            raise ConfigError(_NOT_STARTED)
         return BackgroundSession(self.call(self._gateway.open_session(**options)), self)
 
     def __enter__(self) -> Self:

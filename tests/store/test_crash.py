@@ -1,20 +1,14 @@
 """`kill -9` at a random moment: every turn that was acknowledged is there, and whole."""
 
-import importlib.util
 import random
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.store.crash_writer import crash_delta
 from turnloom.store.sqlite import SQLiteStore
 
 WRITER = Path(__file__).with_name("crash_writer.py")
-_spec = importlib.util.spec_from_file_location("crash_writer", WRITER)
-assert _spec is not None
-assert _spec.loader is not None
-crash_writer = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(crash_writer)
-
 ROUNDS = 5
 
 
@@ -48,5 +42,5 @@ async def test_every_acknowledged_turn_survives_kill_9(path):
             assert set(acknowledged) <= set(stored)
             assert len(set(stored)) == len(stored)
             for delta in deltas:
-                assert delta == crash_writer.crash_delta(delta.turn.id)
+                assert delta == crash_delta(delta.turn.id)
     assert len(acknowledged) >= ROUNDS

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from turnloom.engine.contract import Engine
-from turnloom.errors import ConfigError, EngineRejected
+from turnloom.errors import ConfigError, EngineProtocol, EngineRejected, PromptTooLong
 from turnloom.export import laws
 from turnloom.export.canonical import RowError, from_row, read_lines
 from turnloom.export.parquet import read_rows
-from turnloom.export.report import EngineReport, Report, SampleDifference
+from turnloom.export.report import EngineReport, Finding, Report, SampleDifference
 from turnloom.types import FloatArray, Sample
 
 TOLERANCE = 1e-3
@@ -71,22 +71,29 @@ def _is_parquet(path: Path) -> bool:
 def _check(rows: Rows) -> Report:
     report = Report()
     across = laws.Across()
+    damaged = False
     for number, row in rows:
         report.rows += 1
         if isinstance(row, RowError):
-            report.add(laws.Finding(row.law, str(row), number, position=row.position))
+            damaged = True
+            report.add(Finding(row.law, str(row), number, position=row.position))
             continue
         report.samples += 1
         found = laws.columns(row)
-        if not found:
+        if found:
+            damaged = True
+        else:
             report.tokens += len(row.token_ids)
             report.sampled += int((row.turn_index >= 0).sum())
             report.trained += int((row.loss_mask == 1).sum())
             found = [*laws.one_sample(row), *across.feed(number, row)]
+        distinct: dict[tuple[str, int | None], Finding] = {}
         for finding in found:
+            distinct.setdefault((finding.law, finding.position), finding)
+        for finding in distinct.values():
             report.add(replace(finding, row=number, session=row.session_id))
     report.sessions, report.rollouts = len(across.session_ids), len(across.rollouts)
-    if any(report.violations[law] for law in ("readable", "columns", "ids", "mask")):
+    if damaged:
         report.unjudged["weights"] = "rows are damaged"
     else:
         for finding in across.weights():
@@ -118,8 +125,10 @@ async def _difference(row: int, sample: Sample, engine: Engine) -> SampleDiffere
             positions.append(start + chosen)
             recorded.append(sample.logprobs[start + chosen])
             recomputed.append(logprobs[chosen])
-    except EngineRejected as error:
-        return replace(result, reason=f"not comparable: the engine refused it: {error}")
+    except (EngineRejected, PromptTooLong) as error:
+        return replace(result, refused=True, reason=f"the engine refused it: {error}")
+    if not recorded:
+        return replace(result, reason="not comparable: no trained token was sampled")
     difference = np.abs(np.concatenate(recorded, dtype=np.float64) - np.concatenate(recomputed, dtype=np.float64))
     difference[np.isnan(difference)] = np.inf
     worst = int(np.argmax(difference))
@@ -150,4 +159,7 @@ async def _recompute(sample: Sample, engine: Engine) -> AsyncIterator[tuple[int,
         trains = np.flatnonzero(sample.loss_mask[run.start : run.end] == 1)
         if trains.size:
             start, end = run.start + int(trains[0]), run.start + int(trains[-1]) + 1
-            yield start, await engine.prompt_logprobs(sample.token_ids[:end], start)
+            logprobs = await engine.prompt_logprobs(sample.token_ids[:end], start)
+            if len(logprobs) != end - start:
+                raise EngineProtocol(f"the engine returned {len(logprobs)} prompt logprobs for {end - start} tokens")
+            yield start, logprobs

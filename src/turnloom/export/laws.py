@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ def runs(sample: Sample) -> list[Run]:
         return []
     edges = np.flatnonzero(np.diff(turn)) + 1
     bounds = [0, *edges.tolist(), len(turn)]
-    stretches = [Run(int(turn[a]), a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    stretches = [Run(int(turn[a]), a, b) for a, b in pairwise(bounds)]
     return [run for run in stretches if run.turn >= 0]
 
 
@@ -169,8 +170,7 @@ class Across:
                 continue
             found += _once(held, row, sample, run)
             found += _same_until(held, sample, run)
-        unique = {(f.law, f.position): f for f in sorted(found, key=lambda f: f.position or 0)}
-        return list(unique.values())
+        return found
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ The Arrow schema, columns as in `canonical`:
     loss_mask       list<uint8>
     logprobs        list<float32>, null elements where not sampled (never NaN)
     turn_index      list<int32>
-    weight_version  list<dictionary<int32, string>>, null elements
+    weight_version  list<string>, null elements; dictionary-encoded in the file
     prompt_len int32; sample_index int64; temperature, weight, reward float64 (only reward may be null)
     session_id, rollout_id, group_id, lineage_id, label, outcome, finish_reason  string
     statuses, metadata  string, each the JSON text of an object
@@ -46,7 +46,7 @@ SCHEMA = pa.schema(
         pa.field("loss_mask", _list(pa.uint8()), nullable=False),
         pa.field("logprobs", _list(pa.float32(), nullable=True), nullable=False),
         pa.field("turn_index", _list(pa.int32()), nullable=False),
-        pa.field("weight_version", _list(pa.dictionary(pa.int32(), pa.string()), nullable=True), nullable=False),
+        pa.field("weight_version", _list(pa.string(), nullable=True), nullable=False),
         pa.field("prompt_len", pa.int32(), nullable=False),
         pa.field("sample_index", pa.int64(), nullable=False),
         pa.field("temperature", pa.float64(), nullable=False),
@@ -120,18 +120,20 @@ def _column(name: str, column: Any) -> list[Any]:
     if name not in PER_TOKEN or not pa.types.is_list(column.type):
         return column.to_pylist()  # type: ignore[no-any-return]
     flat = column.flatten()
-    if pa.types.is_dictionary(flat.type):
-        names = np.array([*flat.dictionary.to_pylist(), None], dtype=object)
-        values = names[flat.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False)].tolist()
-    elif name == "weight_version":
-        values = flat.to_pylist()
-    else:
-        values = flat.to_numpy(zero_copy_only=False)
+    values = _strings(flat) if name == "weight_version" else flat.to_numpy(zero_copy_only=False)
     rows, start = [], 0
     for length in column.value_lengths().to_pylist():
         rows.append(None if length is None else values[start : start + length])
         start += length or 0
     return rows
+
+
+def _strings(flat: Any) -> list[Any]:
+    """As to_pylist, but a string that repeats is made once."""
+    encoded = flat if pa.types.is_dictionary(flat.type) else flat.dictionary_encode()
+    names = np.array([*encoded.dictionary.to_pylist(), None], dtype=object)
+    taken: list[Any] = names[encoded.indices.fill_null(len(names) - 1).to_numpy(zero_copy_only=False)].tolist()
+    return taken
 
 
 def _object(text: object) -> object:

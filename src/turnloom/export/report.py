@@ -106,6 +106,8 @@ class SampleDifference:
     worst: int | None
     """Token position of `max`."""
     reason: str = ""
+    refused: bool = False
+    """The engine would not take the sequence: too long for it, or ids it does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,9 @@ class EngineReport:
 
     @property
     def ok(self) -> bool:
-        """Every compared token is within the tolerance, and something was compared where anything trains."""
+        """Every compared token is within the tolerance, none was refused, and something was compared where anything trains."""
+        if any(s.refused for s in self.samples):
+            return False
         if not self.compared:
             return not any(s.trained for s in self.samples)
         return all(s.max is None or s.max <= self.tolerance for s in self.samples)

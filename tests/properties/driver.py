@@ -46,13 +46,12 @@ ACTIONS = ("continue", "continue", "continue", "retry", "branch", "subagent", "e
 
 @dataclass
 class Call:
-    """What the engine was asked and what it sampled."""
+    """What the engine was asked and what it gave out."""
 
     rid: str
     prompt: IntArray
     output: IntArray
     logprobs: FloatArray
-    raised: bool = False
 
 
 class RecordingEngine:
@@ -73,15 +72,17 @@ class RecordingEngine:
             tokens.append(self.tokenizer.control_tokens["<|im_end|>"])
         elif end == "other":
             tokens.append(self.tokenizer.control_tokens["<|endoftext|>"])
-        call = Call(rid, prompt.copy(), ids(tokens), floats([-rng.random() - 0.001 * i for i in range(len(tokens))]))
+        sampled = ids(tokens)
+        logprobs = floats([-rng.random() - 0.001 * i for i in range(len(tokens))])
+        call = Call(rid, prompt.copy(), ids(), floats())
         self.calls.append(call)
         at = 0
         while at < len(tokens):
             step = rng.randint(1, 7)
-            yield Chunk(call.output[at : at + step], call.logprobs[at : at + step])
+            call.output, call.logprobs = sampled[: at + step], logprobs[: at + step]
+            yield Chunk(sampled[at : at + step], logprobs[at : at + step])
             at += step
             if end == "die" and at < len(tokens) and rng.random() < 0.5:
-                call.output, call.logprobs, call.raised = call.output[:at], call.logprobs[:at], True
                 raise EngineUnavailable("died")
         reason = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}.get(end, FinishReason.STOP)
         yield Chunk(ids(), floats(), Finish(reason))

@@ -140,6 +140,7 @@ class Across:
         return [Finding("sample_index", f"sample_index {sample.sample_index} is that of row {first} too")] if first != row else []
 
     def _reward(self, row: int, sample: Sample) -> list[Finding]:
+        """Rewards differ between lineages only where `metadata["lineage_rewards"]` is true. A sample without a rollout is its session's."""
         key = sample.rollout_id or sample.session_id
         rollout = self.rollouts.setdefault(key, _Rollout(row))
         rollout.weights.append(sample.weight)

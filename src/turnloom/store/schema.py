@@ -132,7 +132,7 @@ ADVICE = {
     "SQLITE_CANTOPEN": "it cannot be opened: check that it exists and that the directory can be written",
     "SQLITE_PERM": "access is denied: check its permissions",
     "SQLITE_NOTADB": "it is not a Turnloom store; give the path of one, or of a file that does not exist yet",
-    "SQLITE_CORRUPT": "it is damaged: run `turnloom fsck` and restore it from a backup if need be",
+    "SQLITE_CORRUPT": "it is damaged: restore it from a backup, or save what is left with `sqlite3 FILE .recover`",
     "SQLITE_IOERR": "reading or writing the disk failed: check the disk and the system log",
     "SQLITE_TOOBIG": "a single turn is larger than SQLite takes",
 }

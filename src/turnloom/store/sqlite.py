@@ -130,7 +130,10 @@ class SQLiteStore:
         """Empty for an unknown session."""
 
         def read(connection: sqlite3.Connection) -> list[Delta]:
-            return [codec.decode_delta(row) for row in connection.execute(DELTAS, (session_id,))]
+            try:
+                return [codec.decode_delta(row) for row in connection.execute(DELTAS, (session_id,))]
+            except StoreError as error:
+                raise StoreError(f"{self.path}, session {session_id}: {error}") from error
 
         return await self._read(read)
 

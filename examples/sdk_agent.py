@@ -1,14 +1,34 @@
-"""Run the small agent that ships with Turnloom against any Anthropic-shaped endpoint.
+"""An agent on the official anthropic SDK, run against a gateway, and the training samples of its run.
 
-    ANTHROPIC_BASE_URL=http://127.0.0.1:8800/s/KEY ANTHROPIC_API_KEY=KEY python examples/sdk_agent.py "list the files here"
+    python examples/sdk_agent.py "list the files here"
 
-The agent is one file, `turnloom/harness/sdk_agent.py`: three tools and a loop on
-the official SDK. Read it to see what an agent needs to know of Turnloom: nothing.
+The agent is one file of about a hundred lines, `turnloom/harness/sdk_agent.py`. It
+knows nothing of Turnloom: all that it is given is a base URL and a key. Needs the
+extras `agent` and `local`; with `--engine http://HOST:30000` it runs on SGLang.
 """
 
+import argparse
+import os
+import subprocess
 import sys
 
-from turnloom.harness.sdk_agent import main
+from turnloom import Gateway
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompt")
+    parser.add_argument("--engine", default="local:smollm2")
+    options = parser.parse_args()
+    with Gateway.background(engine=options.engine) as gateway:
+        session = gateway.open_session()
+        agent = [sys.executable, "-m", "turnloom.harness.sdk_agent", options.prompt]
+        ended = subprocess.run(agent, env={**os.environ, **session.env}, timeout=600)
+        for sample in session.finish():
+            trained = int(sample.loss_mask.sum())
+            print(f"sample {sample.sample_index}: {len(sample.token_ids)} tokens, {trained} trained, {sample.statuses}")
+    return ended.returncode
+
 
 if __name__ == "__main__":
     sys.exit(main())

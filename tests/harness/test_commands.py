@@ -84,9 +84,9 @@ def test_pi():
 
 
 def test_sdk_agent():
-    launch = load_harness("sdk-agent", describe_tools=True, max_turns=3, stream=False).command(context(["agent"], prompt="--help"))
+    launch = load_harness("sdk-agent", max_turns=3, stream=False).command(context(["agent"], prompt="--help"))
     assert launch.argv == (
-        *("agent", "--model", "loom-1", "--max-turns", "3", "--max-tokens", "1024", "--no-stream", "--describe-tools"),
+        *("agent", "--model", "loom-1", "--max-turns", "3", "--max-tokens", "1024", "--no-stream"),
         *("--", "--help"),
     )
     assert launch.env == {"ANTHROPIC_BASE_URL": "http://127.0.0.1:8800/s/KEY", "ANTHROPIC_API_KEY": "secret-key"}

@@ -1,12 +1,15 @@
 """Our own agent, end to end as a process in a sandbox, and its answers to nonsense."""
 
-import argparse
+import os
+import signal
+import time
 import uuid
+from pathlib import Path
 
 import pytest
 
-from turnloom.harness import AgentContext, AgentOutcome, load_harness, run_agent
-from turnloom.harness.sdk_agent import TOOLS, use_tool
+from turnloom.harness import AgentContext, AgentOutcome, load_harness, run_agent, sdk_agent
+from turnloom.harness.sdk_agent import use_tool
 from turnloom.sandbox import LocalSandbox
 
 
@@ -72,15 +75,6 @@ async def test_nonsense_gets_an_error_result_and_the_run_goes_on(sandbox, script
     assert results[3]["content"] == "\ufffd\0\n[exit code 4]"
 
 
-async def test_it_describes_its_tools_to_a_model_whose_template_does_not(sandbox, scripted):
-    s = scripted
-    await launch(load_harness("sdk-agent", describe_tools=True), sandbox, s)
-    (request,) = s.requests
-    assert '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>' in request["system"]
-    assert all(tool["name"] + "(" in request["system"] for tool in TOOLS)
-    assert request["tools"] == TOOLS
-
-
 async def test_it_stops_after_its_turns(sandbox, scripted):
     s = scripted
     s.replies = [[s.call(n, "bash", {"command": "true"})] for n in range(9)]
@@ -112,10 +106,11 @@ async def test_a_command_that_fails_crashed(sandbox, scripted):
     assert (run.outcome, run.exit_code, run.stderr) == (AgentOutcome.CRASHED, 9, "why\n")
 
 
-@pytest.fixture
-def options(monkeypatch, tmp_path):
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    return argparse.Namespace(bash_timeout=20.0, output_limit=200)
+    monkeypatch.setattr(sdk_agent, "BASH_SECONDS", 20.0)
+    monkeypatch.setattr(sdk_agent, "RESULT_BYTES", 200)
 
 
 NONSENSE = [
@@ -129,42 +124,72 @@ NONSENSE = [
 
 @pytest.mark.parametrize("name", ["bash", "read", "edit", "", "no\0such", "BASH"])
 @pytest.mark.parametrize("arguments", NONSENSE)
-def test_no_tool_call_raises(options, name, arguments):
-    text, is_error = use_tool(name, arguments, options)
+def test_no_tool_call_raises(name, arguments):
+    text, is_error = use_tool(name, arguments)
     assert is_error
     assert text
     text.encode()
 
 
-def test_an_edit_needs_the_text_once(options, tmp_path):
+def test_an_edit_needs_the_text_once(tmp_path):
     (tmp_path / "f").write_text("a b a")
-    assert use_tool("edit", {"path": "f", "old": "a", "new": "c"}, options) == (
-        "ValueError: old occurs 2 times in f; it must occur once",
+    assert use_tool("edit", {"path": "f", "old": "a", "new": "c"}) == (
+        "old occurs 2 times in 'f'; it must occur once",
         True,
     )
-    assert use_tool("edit", {"path": "f", "old": "z", "new": "c"}, options)[1]
-    assert use_tool("edit", {"path": "f", "old": "", "new": "c"}, options)[1]
-    assert use_tool("edit", {"path": "f", "old": "b", "new": "c"}, options) == ("changed f", False)
+    assert use_tool("edit", {"path": "f", "old": "z", "new": "c"})[1]
+    assert use_tool("edit", {"path": "f", "old": "", "new": "c"})[1]
+    assert use_tool("edit", {"path": "f", "old": "b", "new": "c"}) == ("wrote f", False)
     assert (tmp_path / "f").read_text() == "a c a"
 
 
-def test_long_output_and_long_files_keep_their_ends(options, tmp_path):
+def test_long_output_and_long_files_keep_their_ends(tmp_path):
     (tmp_path / "f").write_text("start" + "x" * 10000 + "end")
     for name, arguments in (("read", {"path": "f"}), ("bash", {"command": "cat f"})):
-        text, is_error = use_tool(name, arguments, options)
+        text, is_error = use_tool(name, arguments)
         assert not is_error
         assert text.startswith("start")
         assert text.endswith("end")
         assert len(text) < 300
 
 
-def test_a_slow_command_is_stopped_with_all_it_started(options, tmp_path):
-    options.bash_timeout = 0.5
-    text, is_error = use_tool("bash", {"command": "echo early; sleep 1000 & echo $! > pid; wait"}, options)
+def has_ended(pid):
+    """True as soon as it has, waited for or not; a signal that was sent takes its time."""
+    for _ in range(500):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_slow_command_is_stopped_with_all_it_started(monkeypatch):
+    monkeypatch.setattr(sdk_agent, "BASH_SECONDS", 0.5)
+    text, is_error = use_tool("bash", {"command": "echo early; sleep 1000 & echo $! > pid; wait"})
     assert (text, is_error) == ("early\n[stopped after 0.5 s]", True)
-    text, is_error = use_tool("bash", {"command": "exec >/dev/null 2>&1; sleep 1000"}, options)
+    assert has_ended(int(Path("pid").read_text()))
+    text, is_error = use_tool("bash", {"command": "exec >/dev/null 2>&1; sleep 1000"})
     assert (text, is_error) == ("[stopped after 0.5 s]", True)
 
 
-def test_what_a_command_leaves_in_the_background_does_not_hold_it(options):
-    assert use_tool("bash", {"command": "sleep 1000 & echo started"}, options) == ("started", False)
+def test_what_a_command_leaves_in_the_background_does_not_hold_it():
+    assert use_tool("bash", {"command": "sleep 1000 & echo started"}) == ("started", False)
+
+
+def test_a_process_that_left_the_group_and_holds_the_pipe_does_not_hold_the_agent():
+    text, is_error = use_tool(
+        "bash", {"command": "setsid sh -c 'echo $$ > pid; exec sleep 1000' & while [ ! -s pid ]; do :; done; echo started"}
+    )
+    os.kill(int(Path("pid").read_text()), signal.SIGKILL)
+    assert (text, is_error) == ("started", False)
+
+
+def test_endless_output_is_bounded(monkeypatch):
+    monkeypatch.setattr(sdk_agent, "BASH_SECONDS", 0.5)
+    text, is_error = use_tool("bash", {"command": "yes"})
+    assert is_error
+    assert text.startswith("y\ny\n")
+    assert text.endswith("[stopped after 0.5 s]")
+    assert len(text) < 300

@@ -12,20 +12,18 @@ from turnloom.sandbox.contract import Sandbox
 
 
 class SdkAgent:
-    """`describe_tools` puts the tools and the call format into the system text, for models whose chat template shows no tools."""
+    """`max_turns` bounds its loop. `program` is what starts another one in its place, such as a Python inside a container."""
 
     name = "sdk-agent"
 
     def __init__(
         self,
         *,
-        describe_tools: bool = False,
         max_turns: int = 20,
         stream: bool = True,
         args: Sequence[str] = (),
         program: Sequence[str] = (),
     ) -> None:
-        self._describe_tools = describe_tools
         self._max_turns = max_turns
         self._stream = stream
         self._args = tuple(args)
@@ -46,7 +44,6 @@ class SdkAgent:
             *context.program,
             *("--model", context.model, "--max-turns", str(self._max_turns), "--max-tokens", str(context.output_tokens)),
             *(() if self._stream else ("--no-stream",)),
-            *(("--describe-tools",) if self._describe_tools else ()),
             *self._args,
             *("--", context.prompt),
         )

@@ -12,7 +12,7 @@ def explain(tree: Tree, pending: Pending) -> Fork | None:
     """Why a request without a base starts a new token sequence, by the nearest history. None for a session's first turn."""
     if not tree.turns:
         return None
-    messages, keys = pending.request.messages, pending.keys
+    messages, keys = pending.request.messages, pending.keys.messages
     matched = len(pending.path) - 1
     if pending.path and matched == len(messages):
         return Fork(ForkKind.RESAMPLED, matched, "the same prompt was asked again")

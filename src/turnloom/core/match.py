@@ -10,12 +10,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
-from turnloom.types import Message, Text, Tool, ToolResult
+from turnloom.types import Message, Request, Text, Tool, ToolResult
 
 _EXACT_FLOAT = 2**53
 """Beyond this a JavaScript client cannot hold every integer, so it echoes the nearest double."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKeys:
+    """The keys of a request's tools and of each of its messages: one pass over its text."""
+
+    tools: bytes
+    messages: tuple[bytes, ...]
+
+
+def request_keys(request: Request) -> RequestKeys:
+    return RequestKeys(tools_key(request.tools), tuple(map(message_key, request.messages)))
 
 
 def message_key(message: Message) -> bytes:

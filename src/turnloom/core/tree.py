@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from turnloom.core.match import message_key, tools_key
+from turnloom.core.match import RequestKeys, message_key, request_keys, tools_key
 from turnloom.core.records import Delta, Node
-from turnloom.types import NO_IDS, IntArray, Message, Outcome, Request, Tool, Turn, ids
+from turnloom.types import NO_IDS, IntArray, Message, Outcome, Request, Turn, ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Pending:
     path: tuple[int, ...]
     base: str | None
     tail: tuple[Message, ...]
-    keys: tuple[bytes, ...]
+    keys: RequestKeys
 
 
 class Tree:
@@ -43,9 +43,6 @@ class Tree:
         self._heads: dict[bytes, int] = {}
         self._calls: dict[str, int] = {}
 
-    def head(self, tools: Sequence[Tool]) -> int | None:
-        return self._heads.get(tools_key(tools))
-
     @property
     def heads(self) -> tuple[int, ...]:
         return tuple(self._heads.values())
@@ -57,13 +54,13 @@ class Tree:
         """In the order they were added."""
         return sorted(n for group in self._children.get(parent, {}).values() for n in group)
 
-    def prepare(self, request: Request) -> Pending:
-        """Resolve without mutating."""
-        keys = tuple(message_key(m) for m in request.messages)
-        head = self.head(request.tools)
+    def prepare(self, request: Request, keys: RequestKeys | None = None) -> Pending:
+        """Resolve without mutating. `keys` are the request's, where they were computed already."""
+        keys = keys or request_keys(request)
+        head = self._heads.get(keys.tools)
         if head is None:
             return Pending(request, (), None, request.messages, keys)
-        path = self.path(self._deepest(head, request.messages, keys))
+        path = self.path(self._deepest(head, request.messages, keys.messages))
         for depth in range(len(path) - 1, 0, -1):
             if (turn := self.nodes[path[depth]].turn) is not None:
                 return Pending(request, path, turn, request.messages[depth:], keys)
@@ -128,10 +125,10 @@ class Tree:
         if pending.path:
             at, done = pending.path[-1], len(pending.path) - 1
         else:
-            head = self.head(pending.request.tools)
+            head = self._heads.get(pending.keys.tools)
             at = add(Node(next_id(), None, tools=pending.request.tools)) if head is None else head
             done = 0
-        for message, key in zip(pending.request.messages[done:], pending.keys[done:], strict=True):
+        for message, key in zip(pending.request.messages[done:], pending.keys.messages[done:], strict=True):
             known = self.matching_children(at, key)
             at = max(known, key=self._preference) if known else add(Node(next_id(), at, message))
         add(Node(next_id(), at, reply, turn=turn.id))

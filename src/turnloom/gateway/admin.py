@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnloom.core.dump import summary
 from turnloom.errors import BadRequest, TurnloomError
-from turnloom.export.canonical import to_row
+from turnloom.export.canonical import to_line
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
 from turnloom.gateway.turn import Parts
@@ -131,8 +131,8 @@ class _Admin:
         chosen = http.query.get("format", "canonical")
         if chosen != "canonical":
             raise BadRequest(f"format {chosen!r} is not served here; use canonical, and `turnloom export` for other formats")
-        rows = [orjson.dumps(to_row(s)) for s in (await self._session(http)).unroll().samples]
-        return web.Response(body=b"".join(r + b"\n" for r in rows), content_type="application/x-ndjson")
+        lines = map(to_line, (await self._session(http)).unroll().samples)
+        return web.Response(body=b"".join(line + b"\n" for line in lines), content_type="application/x-ndjson")
 
     async def reward(self, http: web.Request) -> web.Response:
         body = await _body(http, RewardBody)

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from turnloom.core.forks import explain
+from turnloom.core.match import request_keys
 from turnloom.core.tree import Pending, Tree
 from turnloom.errors import RenderError
 from turnloom.render.contract import Rendered, Renderer, Unbridgeable
-from turnloom.types import Fork, ForkKind, IntArray, Message, ids
+from turnloom.types import Fork, ForkKind, IntArray, Message, Request, ids
 
 _INLINE_CHARS = 4_000
 """Encoding this much text takes about a millisecond; more goes to a thread, so that the event loop is not held up."""
+
+_INLINE_HASH = 500_000
+"""Hashing this much text takes about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,20 @@ class Prompt:
     escaped: int
 
 
+async def prepare(tree: Tree, request: Request) -> Pending:
+    """Resolve the request; the pass over a long history's text is made in a thread."""
+    size = sum(map(_size, request.messages))
+    keys = request_keys(request) if size < _INLINE_HASH else await asyncio.to_thread(request_keys, request)
+    return tree.prepare(request, keys)
+
+
 async def build_prompt(renderer: Renderer, tree: Tree, pending: Pending) -> Prompt:
     """Bridge where the history is held and the template allows it. Raises RenderError when the template refuses the messages."""
     base = pending.base
     held = tree.held(base)
     reply = tree.reply(base) if base is not None else None
     fork = explain(tree, pending) if base is None else None
-    size = sum(_size(m) for m in pending.tail) + sum(len(t.description) + len(t.parameters) for t in pending.request.tools)
+    size = sum(map(_size, pending.tail)) + sum(len(t.description) + len(t.parameters) for t in pending.request.tools)
     if size < _INLINE_CHARS:
         return _build(renderer, pending, held, reply, fork)
     return await asyncio.to_thread(_build, renderer, pending, held, reply, fork)

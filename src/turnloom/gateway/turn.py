@@ -11,7 +11,7 @@ from turnloom.engine.contract import Engine
 from turnloom.errors import EngineAborted
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.output import Output
-from turnloom.gateway.prompt import build_prompt
+from turnloom.gateway.prompt import build_prompt, prepare
 from turnloom.gateway.respond import Responder
 from turnloom.gateway.session import Session, TurnRecorder
 from turnloom.parse.contract import ParserFactory
@@ -43,7 +43,7 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
     """
     with session.turn_slot():
         engine = await parts.engine.capabilities()
-        pending = session.tree.prepare(request)
+        pending = await prepare(session.tree, request)
         prompt = await build_prompt(parts.renderer, session.tree, pending)
         sampling = session.sampling_for(request, len(prompt.ids), engine)
         turn_id, model = parts.new_id(), request.model or parts.default_model
@@ -82,5 +82,5 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
 
 async def count_tokens(parts: Parts, session: Session, request: Request) -> int:
     """The tokens that this request's prompt would have. Records nothing."""
-    prompt = await build_prompt(parts.renderer, session.tree, session.tree.prepare(request))
+    prompt = await build_prompt(parts.renderer, session.tree, await prepare(session.tree, request))
     return len(prompt.ids)

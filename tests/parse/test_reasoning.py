@@ -48,6 +48,16 @@ def test_reasoning_cut_inside_its_closer_keeps_every_character(parse: Any) -> No
     assert parse("a\n</thi", reasoning_open=True).reasoning == "a\n</thi"
 
 
+@pytest.mark.parametrize("thought", ["a\n", "a\n</thi"])
+def test_reasoning_cut_where_a_closer_could_start_is_reasoning(parse: Any, thought: str) -> None:
+    assert parse("<think>\n" + thought).reasoning == thought
+
+
+def test_framing_is_the_same_a_character_at_a_time(parse: Any) -> None:
+    assert parse(*"<think>\nX\n</think>\n\nY").events == parse("<think>X</think>Y").events
+    assert parse(*"<think>X</think>Y\n\nZ").text == "Y\n\nZ"
+
+
 def test_output_cut_inside_the_opener_is_text(parse: Any) -> None:
     assert parse(" \n<thi").text == " \n<thi"
 

@@ -3,7 +3,7 @@
 `xllamacpp` has no call for decoding as such, only llama.cpp's own HTTP server,
 so that is run on a private port with a key of its own and asked for one token a
 request. Its prefix cache makes that as fast as a stream of many (measured on
-SmolLM2-135M with two threads: 55 to 75 tokens/s either way).
+SmolLM2-135M with two free processors: 55 to 75 tokens/s either way).
 
 What a stream of many gets wrong, all measured:
 
@@ -12,8 +12,8 @@ What a stream of many gets wrong, all measured:
   it. Half the tokens of Chinese text or emoji are such. A request that is not
   streamed lists every id in `tokens`, but still no logprob for these; it is
   read from the top logprobs of a second look at the same position (`_look_up`).
-- The token that completes a stop string is withheld. Stop strings are the
-  caller's work here, after each whole token.
+- Text that may begin a stop string is held back, while its tokens are not; at
+  one token a request it sees no more than one. Stop strings are the caller's work.
 - `ignore_eos` bans end tokens, which is another policy; SGLang samples them and
   goes on. Here nothing is banned, and `Step.end` says what llama.cpp takes for an end.
 - `n_predict` 0 still samples a token.
@@ -77,21 +77,19 @@ class Slots:
     def __init__(self, count: int) -> None:
         self._held: list[list[int]] = [[] for _ in range(count)]
         self._free = set(range(count))
-        self._changed = asyncio.Condition()
+        self._room = asyncio.Semaphore(count)
 
     @contextlib.asynccontextmanager
     async def take(self, ids: list[int]) -> AsyncIterator[int]:
-        async with self._changed:
-            await self._changed.wait_for(lambda: bool(self._free))
+        """A slot; `ids` is what it will hold afterwards, and may grow meanwhile."""
+        async with self._room:
             slot = max(self._free, key=lambda one: _common(self._held[one], ids))
             self._free.remove(slot)
-        try:
-            yield slot
-        finally:
-            self._held[slot] = ids
-            self._free.add(slot)
-            async with self._changed:
-                self._changed.notify_all()
+            try:
+                yield slot
+            finally:
+                self._held[slot] = ids
+                self._free.add(slot)
 
 
 class LlamaCpp:
@@ -117,7 +115,7 @@ class LlamaCpp:
         params.hostnames = ["127.0.0.1"]
         params.port = 0
         params.api_keys = [self._key]
-        params.cpuparams.n_threads = threads or min(8, len(os.sched_getaffinity(0)))
+        params.cpuparams.n_threads = threads or default_threads()
         # Small batches, so that a long prompt holds up neither an abort nor the other sequences for long.
         params.n_batch = params.n_ubatch = 256
         params.warmup = False
@@ -216,6 +214,12 @@ class LlamaCpp:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
             self._session = aiohttp.ClientSession(headers=headers, connector=connector, timeout=aiohttp.ClientTimeout(total=None))
         return self._session
+
+
+def default_threads() -> int:
+    """Half the processors. llama.cpp's threads wait for each other at every layer, so one that must share its
+    processor (with the gateway, an agent, a test) slows all: on two busy ones, one thread decodes 4 times as fast as two."""
+    return max(1, min(8, (os.cpu_count() or 2) // 2))
 
 
 def require_xllamacpp() -> None:

@@ -90,6 +90,7 @@ class StreamDecoder:
             return None
         finish = None if reason is None else _read_finish(reason)
         new_ids, new_logprobs = self._read_tokens(payload, meta, finish)
+        versions = _read_versions(meta, self.count + len(new_ids)) if finish is not None else ()
         self._ids += new_ids
         self.finished = finish is not None
         cached = meta.get("cached_tokens")
@@ -97,7 +98,7 @@ class StreamDecoder:
             ids=ids(new_ids) if new_ids else NO_IDS,
             logprobs=floats(new_logprobs) if new_logprobs else NO_FLOATS,
             finish=finish,
-            versions=self._read_versions(meta) if finish is not None else (),
+            versions=versions,
             cached_tokens=cached if isinstance(cached, int) else 0,
         )
 
@@ -141,19 +142,21 @@ class StreamDecoder:
             raise EngineProtocol(f"the engine's logprob for token {token} is {value!r}")
         return float(value)
 
-    def _read_versions(self, meta: dict[str, Any]) -> tuple[VersionSpan, ...]:
-        spans, whole = meta.get("weight_versions"), meta.get("weight_version")
-        if not self.count:
-            return ()
-        if not spans:
-            return (VersionSpan(str(whole), 0, self.count),) if whole is not None else ()
-        try:
-            read = tuple(VersionSpan(str(span["version"]), int(span["start"]), min(int(span["end"]), self.count)) for span in spans)
-        except (TypeError, KeyError, ValueError) as error:
-            raise EngineProtocol(f"the engine's weight_versions cannot be read: {spans!r}") from error
-        if any(not 0 <= span.start <= span.end for span in read):
-            raise EngineProtocol(f"the engine's weight_versions are not spans of its output: {spans!r}")
-        return read
+
+def _read_versions(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
+    """The spans over `count` output tokens; one over all of them when the server names only one version."""
+    spans, whole = meta.get("weight_versions"), meta.get("weight_version")
+    if not count:
+        return ()
+    if not spans:
+        return (VersionSpan(str(whole), 0, count),) if whole is not None else ()
+    try:
+        read = tuple(VersionSpan(str(span["version"]), int(span["start"]), min(int(span["end"]), count)) for span in spans)
+    except (TypeError, KeyError, ValueError) as error:
+        raise EngineProtocol(f"the engine's weight_versions cannot be read: {spans!r}") from error
+    if any(not 0 <= span.start <= span.end for span in read):
+        raise EngineProtocol(f"the engine's weight_versions are not spans of its output: {spans!r}")
+    return read
 
 
 def _tail(what: str, values: list[Any], held: int, total: int) -> list[Any]:

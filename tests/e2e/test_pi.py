@@ -1,0 +1,78 @@
+"""pi from npm, through its harness, against the gateway on a scripted engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.e2e.agents import END, assert_each_prompt_continues_the_one_before, assert_lawful, hermes, stage, trained_texts
+from turnloom.harness import AgentOutcome, load_harness
+from turnloom.types import CallStatus, Outcome
+
+pytestmark = pytest.mark.node
+
+MAKE = hermes("bash", command="printf 'one\\ntwo\\n' > notes.txt && wc -l notes.txt")
+CHANGE = {"oldText": "two", "newText": "2"}
+
+
+@pytest.mark.parametrize(("tokenizer", "thought"), [
+    pytest.param("qwen2.5", "", id="plain"),
+    pytest.param("qwen3", "<think>\nFirst the notes.\n</think>\n\n", id="reasoning"),
+])  # fmt: skip
+async def test_a_task_of_three_tools_is_one_exact_lineage(tokenizer: str, thought: str) -> None:
+    async with stage(tokenizer) as s:
+        calls = [f"I write the notes.\n{MAKE}", hermes("read", path="notes.txt"), hermes("edit", path="notes.txt", edits=[CHANGE])]
+        s.replies = [f"{thought}{reply}" for reply in [*calls, "Changed."]]
+        run = await s.run(load_harness("pi", args=["--mode", "json"]), "Make notes.txt, then change it.")
+        assert run.outcome is AgentOutcome.COMPLETED, run
+        assert await s.sandbox.read_file("notes.txt") == b"one\n2\n"
+
+        turns = await s.turns()
+        assert [t.outcome for t in turns] == [Outcome.DELIVERED] * 4
+        assert [t.fork for t in turns] == [None] * 4
+        assert s.asides == [], "it makes no side requests"
+        assert_each_prompt_continues_the_one_before(s.bench, turns)
+        assert await s.bench.handle.stats() == {"turns": 4, "tokens": sum(len(t.output) for t in turns), "lineages": 1, "forks": 0}
+        replies = [event["message"] for event in events(run.stdout, "message_end") if event["message"]["role"] == "assistant"]
+        assert [(r["usage"]["input"], r["usage"]["output"]) for r in replies] == [(t.prompt_len, len(t.output)) for t in turns]
+        assert [r["stopReason"] for r in replies] == ["toolUse", "toolUse", "toolUse", "stop"]
+
+        (sample,) = await s.bench.handle.finish()
+        assert_lawful([sample])
+        assert trained_texts(s.bench, sample) == [f"{reply}{END}" for reply in s.replies]
+        assert "2 notes.txt" in s.bench.tokenizer.decode(sample.token_ids.tolist())
+
+
+async def test_a_call_that_comes_back_in_other_words_is_still_the_one_that_was_sent() -> None:
+    """The model wrote the list of edits as text; pi reads it, and echoes the list under the id of the call that was sent."""
+    async with stage() as s:
+        s.replies = [MAKE, hermes("edit", path="notes.txt", edits=json.dumps([CHANGE])), "Changed."]
+        run = await s.run(load_harness("pi"), "Make notes.txt, then change it.")
+        assert (run.exit_code, run.stdout) == (0, "Changed.\n")
+        assert await s.sandbox.read_file("notes.txt") == b"one\n2\n"
+        assert_each_prompt_continues_the_one_before(s.bench, await s.turns())
+        (sample,) = await s.bench.handle.finish()
+        assert_lawful([sample])
+        assert trained_texts(s.bench, sample) == [f"{reply}{END}" for reply in s.replies]
+
+
+async def test_a_malformed_call_that_is_echoed_is_bridged() -> None:
+    broken = '<tool_call>\n{"name": "bash", "arguments": {"command": "touch broken",}}\n</tool_call>'
+    async with stage() as s:
+        s.replies = [f"I try.\n{broken}\n{MAKE}", "Made."]
+        run = await s.run(load_harness("pi"), "Make notes.txt.")
+        assert (run.exit_code, run.stdout) == (0, "Made.\n")
+        assert (await s.sandbox.exec(["ls"])).out == "notes.txt\n"
+        turns = await s.turns()
+        assert [[c.status for c in t.calls] for t in turns] == [[CallStatus.INVALID_JSON, CallStatus.OK], []]
+        assert_each_prompt_continues_the_one_before(s.bench, turns)
+        (sample,) = await s.bench.handle.finish()
+        assert_lawful([sample])
+        assert trained_texts(s.bench, sample) == [f"{reply}{END}" for reply in s.replies]
+
+
+def events(stdout: str, kind: str) -> list[dict[str, Any]]:
+    """The events of this kind that `--mode json` wrote."""
+    return [event for line in stdout.splitlines() if (event := json.loads(line))["type"] == kind]

@@ -48,7 +48,12 @@ async def start_local(
     command = [sys.executable, "-m", "turnloom.engine.embedded", "--model", str(path), "--port", "0", "--with-parent"]
     command += ["--parallel", str(parallel), *(["--threads", str(threads)] if threads else []), *(["--incremental"] if incremental else [])]
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        # Ctrl-C in a terminal is for the process that owns the engine: it may still have turns to end.
+        start_new_session=True,
     )
     if process.stdout is None or process.stderr is None:
         raise EngineUnavailable("the embedded engine's process has no pipes")

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-from turnloom import Gateway
+from turnloom import Gateway, Sampling
 
 
 def main() -> int:
@@ -21,8 +21,9 @@ def main() -> int:
     parser.add_argument("--engine", default="local:smollm2")
     options = parser.parse_args()
     with Gateway.background(engine=options.engine) as gateway:
-        session = gateway.open_session()
-        agent = [sys.executable, "-m", "turnloom.harness.sdk_agent", options.prompt]
+        # For training, sample at 1.0; a model as small as the embedded one then writes noise.
+        session = gateway.open_session(sampling=Sampling(temperature=0.2))
+        agent = [sys.executable, "-m", "turnloom.harness.sdk_agent", "--max-tokens", "256", options.prompt]
         ended = subprocess.run(agent, env={**os.environ, **session.env}, timeout=600)
         for sample in session.finish():
             trained = int(sample.loss_mask.sum())

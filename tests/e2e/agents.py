@@ -1,4 +1,4 @@
-"""Real agents from npm against a real gateway on a scripted engine: running one, and what must hold of its session afterwards."""
+"""Real agents against a real gateway on a scripted engine: running one, and what must hold of its session afterwards."""
 
 from __future__ import annotations
 
@@ -89,14 +89,15 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(tokenizer: str = "qwen2.5", *, context_length: int = 131_072) -> AsyncIterator[Stage]:
-    require_node()
+async def stage(tokenizer: str = "qwen2.5", *, node: bool = True) -> AsyncIterator[Stage]:
+    if node:
+        require_node()
     qwen = qwen_tokenizer(tokenizer)
     sandbox = LocalSandbox(grace=0.5)
     await sandbox.start()
     try:
         made = Stage(sandbox)
-        engine = ScriptedEngine(made.answer, tokenizer=qwen, end_id=qwen.control_tokens[END], context_length=context_length)
+        engine = ScriptedEngine(made.answer, tokenizer=qwen, end_id=qwen.control_tokens[END], context_length=131_072)
         async with bench(tokenizer=qwen, engine=engine) as made.bench:
             yield made
     finally:

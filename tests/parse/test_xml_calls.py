@@ -56,6 +56,7 @@ def test_framing_newlines_of_empty_and_one_sided_values(parse: Any, value: str, 
         "sed 's#</tool_call>#<tool_call>#'",
         "</function>\n</tool_call>\nmore",
         "</parameter>\n</tool_call>",
+        "a</tool_call>\n<tool_call> prose {",
         "grep '<tool_call>' x",
         "grep '<function=' x",
         "grep '<parameter=' x",
@@ -84,6 +85,7 @@ def test_tags_inside_a_value_stay_in_the_value(parse: Any, value: str) -> None:
         BASH.format("inner"),
         "doc:\n" + BASH.format("one") + "\n" + BASH.format("two") + "\nend",
         "<tool_call><function=bash></function></tool_call>",
+        "<tool_call><function=bash></function></tool_call>\n<tool_call><function=bash></function></tool_call>",
         "<function=bash><parameter=a>1</parameter>\n<parameter=b>2</parameter></function>",
         BASH.format(BASH.format("twice")),
         BASH.format("<function=bash></function>"),
@@ -162,6 +164,12 @@ def test_call_quoted_in_a_value_that_is_cut_does_not_run(parse: Any) -> None:
     output = "<tool_call><function=write_file><parameter=text>end with </tool_call>, as in " + BASH.format("rm") + " and"
     parsed = parse(output)
     assert (parsed.statuses, parsed.text) == ([CallStatus.UNCLOSED], output)
+
+
+def test_header_named_in_prose_leaves_the_next_call_whole(parse: Any) -> None:
+    prose = "Start with <tool_call><function=bash> and go on. "
+    parsed = parse(prose + BASH.format("x"))
+    assert (parsed.statuses, parsed.text) == ([CallStatus.UNCLOSED, CallStatus.OK], prose)
 
 
 def test_header_closed_by_a_new_opener_is_unclosed(parse: Any) -> None:

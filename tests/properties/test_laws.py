@@ -94,6 +94,25 @@ def test_laws_hold_on_random_sessions(name: str, seed: int, plan: list[tuple[str
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @settings(laws, max_examples=150)
+@given(seed=st.integers(0, 2**32 - 1), seeds=st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=7))
+def test_a_client_that_only_goes_on_never_forks(name: str, seed: int, seeds: list[int]) -> None:
+    """However it spells its echoes: each turn continues the last one that was delivered, and every message stands once."""
+    driver = run(name, seed, [("continue", s) for s in seeds])
+    tree = driver.session.tree
+    last = None
+    for turn in tree.turns.values():
+        assert turn.base == last
+        assert turn.fork is None or (last is None and turn.fork.kind == "resampled")
+        messages = tree.messages(tree.node_of[turn.id])
+        prompt = driver.parts.tokenizer.decode(tree.held(turn.id)[: turn.prompt_len].tolist())
+        opened = prompt.count("<|im_start|>assistant\n")
+        assert opened == sum(m.role == "assistant" for m in messages), "one opening a reply, this one's too"
+        if turn.outcome is Outcome.DELIVERED:
+            last = turn.id
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(laws, max_examples=150)
 @given(seed=st.integers(0, 2**32 - 1), plan=steps)
 def test_law5_reading_changes_nothing(name: str, seed: int, plan: list[tuple[str, int]]) -> None:
     driver = run(name, seed, plan)

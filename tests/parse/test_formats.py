@@ -35,10 +35,10 @@ def run(name: str, template: str, output: str, *, reasoning_open: bool = False, 
         (HERMES, "hermes"),
         (HERMES_RAW, "hermes"),
         (CODER, "qwen3_coder"),
-        (GLM, "xml"),
-        (MINIMAX, "xml"),
-        ("{{ messages }}", "xml"),
-        ("", "xml"),
+        (GLM, "hermes"),
+        (MINIMAX, "hermes"),
+        ("{{ messages }}", "hermes"),
+        ("", "hermes"),
     ],
 )
 def test_auto_chooses_what_the_template_teaches(template: str, name: str) -> None:
@@ -81,7 +81,7 @@ def test_each_factory_call_makes_a_fresh_parser() -> None:
 def test_unknown_name_says_what_there_is() -> None:
     with pytest.raises(ConfigError, match="'hermez': use auto, qwen3_coder, hermes, xml, none or package"):
         parser_factory("hermez", "")
-    assert list(FORMATS) == ["qwen3_coder", "hermes", "xml", "none"]
+    assert list(FORMATS) == ["qwen3_coder", "hermes", "none"]
 
 
 def test_import_path_gives_a_users_own_factory(monkeypatch: pytest.MonkeyPatch) -> None:

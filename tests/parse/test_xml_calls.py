@@ -21,7 +21,7 @@ def arguments(parsed: Any) -> dict[str, Any]:
     return json.loads(text)
 
 
-@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "xml"])
+@pytest.mark.parametrize("form", ["hermes", "qwen3_coder"])
 def test_declared_tool_without_any_newline_under_every_format(parse: Any, form: str) -> None:
     call = "<tool_call><function=read_file><parameter=path>README.md</parameter></function></tool_call>"
     parsed = parse("我先读取文件。" + call, form=form)
@@ -183,6 +183,18 @@ def test_call_cut_by_length_is_unclosed_text(parse: Any, cut: int) -> None:
     parsed = parse(output)
     assert (parsed.statuses, parsed.text) == ([CallStatus.UNCLOSED], output)
     assert parsed.records[0].name == ("bash" if "bash>" in output else "")
+
+
+@pytest.mark.parametrize("by_character", [False, True])
+def test_key_has_at_most_256_characters(parse: Any, by_character: bool) -> None:
+    for length, status in ((256, CallStatus.OK), (257, CallStatus.MALFORMED)):
+        output = body(f"<parameter={'k' * length}>x</parameter>")
+        assert parse(*(output if by_character else [output])).statuses == [status]
+
+
+def test_header_that_is_no_name_leaves_the_next_call_whole(parse: Any) -> None:
+    parsed = parse("<tool_call><function=\n> prose " + BASH.format("x"))
+    assert parsed.statuses == [CallStatus.UNCLOSED, CallStatus.OK]
 
 
 @pytest.mark.parametrize("header", ["<function=bash<|im_sep|>>", "<function=bash\n>", f"<function={'x' * 257}>", "<function=bash<"])

@@ -50,9 +50,10 @@ def test_xml_calls_to_declared_tools_are_read_whatever_the_template(template: st
     assert run("auto", template, XML_CALL) == ["CallEvent"]
 
 
-def test_json_calls_are_read_only_where_the_template_teaches_them() -> None:
-    assert run("auto", HERMES, JSON_CALL) == ["CallEvent"]
-    assert run("auto", "", JSON_CALL) == ["TextDelta"]
+@pytest.mark.parametrize("template", ["", GLM, HERMES])
+def test_json_calls_are_read_unless_the_template_teaches_another_body(template: str) -> None:
+    assert run("auto", template, JSON_CALL) == ["CallEvent"]
+    assert run("auto", CODER, JSON_CALL) == ["TextDelta"]
 
 
 def test_reasoning_is_read_only_where_the_template_has_its_tags() -> None:
@@ -79,7 +80,7 @@ def test_each_factory_call_makes_a_fresh_parser() -> None:
 
 
 def test_unknown_name_says_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="'hermez': use auto, qwen3_coder, hermes, xml, none or package"):
+    with pytest.raises(ConfigError, match="'hermez': use auto, qwen3_coder, hermes, none or package"):
         parser_factory("hermez", "")
     assert list(FORMATS) == ["qwen3_coder", "hermes", "none"]
 

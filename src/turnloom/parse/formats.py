@@ -20,7 +20,7 @@ from turnloom.parse.xml_body import XmlBody
 from turnloom.types import Tool
 
 AUTO = "auto"
-FALLBACK = "xml"
+FALLBACK = "hermes"
 
 _XML_CALL = re.compile(r"<tool_call>(?:\\n|\s)*<function=")
 _JSON_CALL = re.compile(r"<tool_call>(?:\\n|\s)*\{\\?[\"']")
@@ -55,8 +55,8 @@ FORMATS: dict[str, Format] = {
     known.name: known
     for known in (
         Format("qwen3_coder", lambda template: bool(_XML_CALL.search(template)), _tagged(XmlBody)),
-        Format("hermes", lambda template: bool(_JSON_CALL.search(template)), _tagged(JsonBody, XmlBody)),
-        Format(FALLBACK, _never, _tagged(XmlBody)),
+        # JSON or XML bodies; also what the renderer teaches a model whose template has no place for tools.
+        Format(FALLBACK, lambda template: bool(_JSON_CALL.search(template)), _tagged(JsonBody, XmlBody)),
         Format("none", _never, _tagged(), reads_reasoning=False),
     )
 }

@@ -45,7 +45,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 @asynccontextmanager
 async def reading(path: Path) -> AsyncIterator[SQLiteStore]:
     """The store, read-only: a gateway may be writing it. Raises ConfigError where there is none."""
-    if not path.exists():
+    if not path.is_file():
         raise ConfigError(f"there is no store at {path}; name it with --store FILE")
     store = SQLiteStore(path, read_only=True)
     await store.open()
@@ -68,10 +68,13 @@ async def find_row(store: Store, wanted: str) -> SessionRow:
     if (exact := await store.session(wanted)) is not None:
         return exact
     rows = await all_rows(store)
+    if not rows:
+        raise ConfigError("the store holds no session yet")
     matches = rows[:1] if wanted == "latest" else [r for r in rows if r.id.startswith(wanted)]
     if len(matches) != 1:
-        known = ", ".join(r.id[:12] for r in rows[:5]) or "none"
-        raise ConfigError(f"{len(matches)} sessions start with {wanted!r}; the newest are: {known}")
+        known = ", ".join(r.id[:12] for r in (matches or rows)[:5])
+        advice = f"say more of the id: {known}" if matches else f"the newest are: {known}"
+        raise ConfigError(f"{len(matches) or 'no'} sessions start with {wanted!r}; {advice}")
     return matches[0]
 
 

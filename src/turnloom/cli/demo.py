@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +28,8 @@ MAX_TURNS = 5
 TIME_BUDGET = 60.0
 TOLERANCE = 0.05
 """Nats. The model is quantised and two rollouts share a batch, so the same token is not computed twice in the same way."""
+MARK = ".turnloom-demo"
+"""The file that says a folder is the demo's own. Nothing is removed from any other."""
 
 
 def register(app: typer.Typer) -> None:
@@ -44,17 +45,26 @@ def demo(
 
     Example: `turnloom demo --agent pi -n 2`
     """
-    if (out / "turnloom.db").exists():
-        shutil.rmtree(out)
+    harness, store = load_harness(agent), _fresh_store(out)
     _say(f"{n} rollouts of {agent}: a repository with one failing test, SmolLM2-135M on this machine's CPU")
-    if not run_async(_demo(load_harness(agent), n, out)):
+    if not run_async(_demo(harness, n, out, store)):
         raise typer.Exit(1)
 
 
-async def _demo(harness: Harness, n: int, out: Path) -> bool:
+def _fresh_store(out: Path) -> Path:
+    """The store of a new demo. Raises ConfigError where a run that is no demo left one."""
+    if (out / MARK).exists():
+        for name in ("turnloom.db", "turnloom.db-wal", "turnloom.db-shm", "samples.jsonl", "samples.parquet"):
+            (out / name).unlink(missing_ok=True)
+    store = store_in(out)
+    (out / MARK).touch()
+    return store
+
+
+async def _demo(harness: Harness, n: int, out: Path, store: Path) -> bool:
     gateway = Gateway(
         ENGINE,
-        store=store_in(out),
+        store=store,
         sampling=Sampling(temperature=1.0, max_tokens=OUTPUT_TOKENS),
         limits=Limits(max_turns=MAX_TURNS),
     )

@@ -16,8 +16,8 @@ def register(app: typer.Typer) -> None:
 def engine(
     model: Annotated[str, typer.Argument(help="A .gguf file, or smollm2: fetched once into the cache.")] = "smollm2",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 30000,
-    parallel: Annotated[int, typer.Option(help="Requests decoded at once, each with the model's whole context.")] = 2,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 30000,
+    parallel: Annotated[int, typer.Option(help="Requests decoded at once, each with the model's whole context.", min=1)] = 2,
 ) -> None:
     """Serve a GGUF model on the CPU, speaking SGLang's HTTP contract.
 

@@ -10,7 +10,7 @@ import typer
 
 from turnloom import __version__
 from turnloom.cli import check, demo, engine, export, run, serve, show
-from turnloom.errors import TurnloomError
+from turnloom.errors import EngineUnavailable, TurnloomError
 
 app = typer.Typer(
     name="turnloom",
@@ -43,9 +43,10 @@ for verb in (demo, serve, engine, run, show, export, check):
 def main() -> None:
     """Run the command line; a known error is one line on standard error."""
     try:
-        app()
+        app(prog_name="turnloom")
     except TurnloomError as error:
-        sys.stderr.write(f"turnloom: {error}\n")
+        advice = "; start the engine, or correct --engine" if isinstance(error, EngineUnavailable) else ""
+        sys.stderr.write(f"turnloom: {' '.join(str(error).split())}{advice}\n")
         raise SystemExit(2) from error
     except KeyboardInterrupt:
         raise SystemExit(130) from None

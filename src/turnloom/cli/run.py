@@ -39,14 +39,17 @@ def run(
     temperature: Annotated[float, typer.Option(help="Pinned for every turn.", min=0)] = 1.0,
     max_turns: Annotated[int | None, typer.Option(help="Turns a rollout may take.", min=1)] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens a turn may sample.", min=1)] = None,
-    argv: Annotated[list[str] | None, typer.Option("--arg", help="Added to the agent's command line; may be repeated.")] = None,
+    argv: Annotated[
+        list[str] | None,
+        typer.Option("--arg", help="A word more for the agent's command line; for `command`, all of it. Repeatable."),
+    ] = None,
 ) -> None:
     """Run an agent on a task, grade it, and write its samples.
 
     Example: `turnloom run ./my-task --agent claude-code -n 8 --engine http://127.0.0.1:30000 --tokenizer Qwen/Qwen3-8B`
     """
     chosen = demo_task() if task == "demo" else load_task(Path(task))
-    harness = load_harness(agent, args=argv or ())
+    harness = load_harness(agent, **{"argv" if agent == "command" else "args": argv or ()})
     gateway = Gateway(
         engine,
         tokenizer,

@@ -27,7 +27,7 @@ def serve(
     engine: EngineOption,
     tokenizer: TokenizerOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Anything but loopback needs --admin-key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8600,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8600,
     store: StoreOption = DEFAULT_STORE,
     open_sessions: Annotated[
         bool, typer.Option("--open-sessions", help="An unknown key opens a session of its own. For trusted networks only.")
@@ -36,11 +36,11 @@ def serve(
         str, typer.Option(envvar="TURNLOOM_ADMIN_KEY", help="Opens the admin API. Default: a new one, printed.", show_default=False)
     ] = "",
     tool_format: ToolFormatOption = "auto",
-    temperature: Annotated[float, typer.Option(help="Pinned for every session that sets none.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Pinned for every session that sets none.")] = 1.0,
+    temperature: Annotated[float, typer.Option(help="Pinned for every session that sets none.", min=0)] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Pinned for every session that sets none; 1 is off.", min=0, max=1)] = 1.0,
     top_k: Annotated[int, typer.Option(help="Pinned for every session that sets none; -1 is off.")] = -1,
-    max_turns: Annotated[int | None, typer.Option(help="Turns a session may take.")] = None,
-    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and reply together.")] = None,
+    max_turns: Annotated[int | None, typer.Option(help="Turns a session may take.", min=1)] = None,
+    max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and reply together.", min=2)] = None,
 ) -> None:
     """Serve agents from an engine.
 

@@ -40,6 +40,7 @@ def test_unfinished_string_with_many_brackets_is_refused(text: str) -> None:
 def test_depth_is_counted_by_nesting_not_by_brackets() -> None:
     assert kind("[" + "[]," * 1000 + "[]]") == "array"
     assert kind("[" * MAX_DEPTH + "]" * MAX_DEPTH) == "array"
+    assert kind("[" * (MAX_DEPTH - 1) + "[],[]" + "]" * (MAX_DEPTH - 1)) == "array"
     assert kind("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1)) is None
 
 
@@ -65,6 +66,10 @@ def test_a_quoted_string_is_utf_8_and_means_the_same(text: str) -> None:
     quoted.encode("utf-8")
     expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     assert json.loads(quoted) in (text, expected)
+
+
+def test_quoting_keeps_characters_as_they_are() -> None:
+    assert quote('文"😀') == '"文\\"😀"'
 
 
 def test_surrogates_are_spelled_as_escapes() -> None:

@@ -189,12 +189,15 @@ class CallRecord:
 
 
 class ForkKind(StrEnum):
-    """Why a token sequence starts anew instead of continuing a held one."""
+    """Why a token sequence starts anew, or leaves one that is recorded, instead of going on with it."""
 
     TOOLS_CHANGED = "tools_changed"
     SYSTEM_CHANGED = "system_changed"
     HISTORY_CHANGED = "history_changed"
     RESAMPLED = "resampled"
+    """The same prompt was asked again."""
+    BRANCHED = "branched"
+    """Another turn already continued these tokens with other messages; both go on from what they share."""
     NEW_CONVERSATION = "new_conversation"
     """Nothing recorded in this session begins like this request: a sub-agent, a side request, a restart."""
     TEMPLATE = "template"
@@ -238,6 +241,8 @@ class Turn:
     model: str = ""
     escaped: int = 0
     """Control-token spellings found in message text and encoded as plain text."""
+    respelled: int = 0
+    """Earlier replies that came back with other arguments under the ids minted for them; the recorded tokens stand."""
     started: float = 0.0
     ended: float = 0.0
     error: str = ""

@@ -7,7 +7,7 @@ import pytest
 from tests.support.histories import CAT, LS, Weaver, assistant, call, request, result, system, user
 from turnloom.core.dump import dump_tree, lineage_count, summary
 from turnloom.core.forks import explain
-from turnloom.types import ForkKind, Outcome
+from turnloom.types import ForkKind, Message, Outcome
 
 
 def test_a_request_continues_the_deepest_turn_on_its_path() -> None:
@@ -53,11 +53,40 @@ def test_best_of_n_siblings_are_told_apart_by_call_id_then_by_reasoning() -> Non
     assert w.tree.prepare(nameless).base == "t2", "with no evidence the newest"
 
 
-def test_a_call_id_does_not_vouch_for_changed_words() -> None:
+def test_minted_ids_vouch_for_arguments_that_a_client_respelled() -> None:
+    """Defaults filled in, text trimmed, numbers retyped, calls in another order: what the model wrote stands, and is counted."""
     w = Weaver()
-    w.say(request(user("a"), tools=(LS,)), assistant("I list", call(id="id0")))
-    changed = request(user("a"), assistant("I delete", call(id="id0")), result("x"), tools=(LS,))
-    assert w.tree.prepare(changed).base is None
+    w.say(request(user("a"), tools=(LS,)), assistant("I list", call('{"n":"1"}', id="id0"), call('{"n":2}', id="id1")))
+    came = assistant("I list", call('{"n":2,"all":false}', id="id1"), call('{"n":1}', id="id0"))
+    pending = w.tree.prepare(request(user("a"), came, result("x"), result("y"), tools=(LS,)))
+    assert (pending.base, pending.respelled) == ("t0", 1)
+    faithful = assistant("I list", call('{"n":"1"}', id="id0"), call('{"n":2}', id="id1"))
+    assert w.tree.prepare(request(user("a"), faithful, result("x"), tools=(LS,))).respelled == 0
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        assistant("I delete", call('{"n":1}', id="id0")),
+        assistant("I list", call('{"n":1}', id="id0", name="rm")),
+        assistant("I list", call('{"n":1}', id="id0"), call('{"n":1}', id="id0")),
+        assistant("I list", call('{"n":1}', id="id0"), call(id="unknown")),
+        assistant("I list", call('{"n":1}', id="id9")),
+        assistant("I list"),
+    ],
+    ids=["other words", "other tool", "repeated", "one more", "other id", "dropped"],
+)
+def test_a_call_id_does_not_vouch_for_anything_else(came: Message) -> None:
+    w = Weaver()
+    w.say(request(user("a"), tools=(LS,)), assistant("I list", call('{"n":"1"}', id="id0")))
+    assert w.tree.prepare(request(user("a"), came, result("x"), tools=(LS,))).base is None
+
+
+def test_an_id_of_another_branch_is_ignored() -> None:
+    w = Weaver()
+    w.say(request(user("a"), tools=(LS,)), assistant("", call('{"n":1}', id="id0")))
+    forged = request(user("b"), assistant("", call('{"n":2}', id="id0")), result("x"), tools=(LS,))
+    assert w.tree.prepare(forged).base is None
 
 
 def test_equal_siblings_continue_where_the_history_goes_on() -> None:
@@ -114,6 +143,21 @@ def test_every_fork_has_its_reason(kind: ForkKind | None, before: list, asked: o
         w.say(earlier, assistant("A"))
     fork = explain(w.tree, w.tree.prepare(asked))
     assert (fork.kind if fork else None) == kind
+
+
+def test_leaving_recorded_tokens_has_a_reason_too() -> None:
+    w = Weaver()
+    w.say(request(user("a")), assistant("A"))
+    on = request(user("a"), assistant("A"), user("b"))
+    assert explain(w.tree, w.tree.prepare(on)) is None
+    w.say(on, assistant("B"))
+    again = explain(w.tree, w.tree.prepare(on))
+    assert again is not None
+    assert again.kind is ForkKind.RESAMPLED
+    branched = explain(w.tree, w.tree.prepare(request(user("a"), assistant("A"), user("c"))))
+    assert branched is not None
+    assert (branched.kind, branched.message_index) == (ForkKind.BRANCHED, 2)
+    assert "recorded 'b', came 'c'" in branched.detail
 
 
 def test_a_fork_says_what_differs() -> None:

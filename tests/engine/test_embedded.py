@@ -321,3 +321,15 @@ async def test_a_model_that_cannot_be_loaded_is_said_so(tmp_path: Any) -> None:
         await start_local(broken)
     with pytest.raises(ConfigError, match="no model file"):
         await start_local(tmp_path / "missing.gguf")
+
+
+async def test_a_long_prompt_is_recomputed_as_it_was_sampled(engine: SGLangEngine) -> None:
+    """Longer than a batch, where llama.cpp's arithmetic depends on how the sequence was cut."""
+    long = ids(np.random.default_rng(5).integers(20, 40_000, 600))
+    tokens: list[int] = []
+    sampled: list[float] = []
+    async for chunk in engine.sample(long, Sampling(max_tokens=12), rid="a" * 32):
+        tokens += chunk.ids.tolist()
+        sampled += chunk.logprobs.tolist()
+    found = await engine.prompt_logprobs(ids([*long.tolist(), *tokens]), len(long))
+    np.testing.assert_allclose(found, sampled, atol=1e-3)

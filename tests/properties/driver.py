@@ -227,7 +227,7 @@ class Driver:
 
     def _echo(self, content: list[dict[str, Any]]) -> Any:
         """The reply as clients send it back (reasoning dropped or trimmed, arguments respelled, edges cut, cache marks)."""
-        style = self.rng.choice(["faithful", "no_thinking", "trim", "reorder", "cache", "string", "new_ids"])
+        style = self.rng.choice(["faithful", "no_thinking", "trim", "reorder", "defaults", "cache", "string", "new_ids"])
         out = copy.deepcopy(content)
         if style == "no_thinking":
             out = [b for b in out if b["type"] != "thinking"]
@@ -236,6 +236,8 @@ class Driver:
                 block[block["type"]] = block[block["type"]].strip()
             if style == "reorder" and block["type"] == "tool_use":
                 block["input"] = dict(sorted(block["input"].items(), reverse=True))
+            if style == "defaults" and block["type"] == "tool_use":
+                block["input"] = {**block["input"], "replace_all": False, "n": str(block["input"].get("n"))}
             if style == "new_ids" and block["type"] == "tool_use":
                 block["id"] = "invented"
         if style == "cache" and out:

@@ -60,6 +60,8 @@ def test_laws_hold_on_random_sessions(name: str, seed: int, plan: list[tuple[str
             held = np.concatenate([base.prompt, base.output])
             np.testing.assert_array_equal(call.prompt[: len(held)], held, "law 1: a bridged prompt starts with the tokens held")
             assert len(call.prompt) > len(held)
+            shared = any(t.base == turn.base for t in tree.turns.values() if t.index < turn.index)
+            assert (turn.fork is None) == (not shared), "a turn that leaves recorded tokens says why"
         else:
             assert (turn.fork is None) == (turn.index == 0), "a sequence that starts anew says why"
 
@@ -102,7 +104,7 @@ def test_a_client_that_only_goes_on_never_forks(name: str, seed: int, seeds: lis
     last = None
     for turn in tree.turns.values():
         assert turn.base == last
-        assert turn.fork is None or (last is None and turn.fork.kind == "resampled")
+        assert turn.fork is None or turn.fork.kind == "resampled"
         messages = tree.messages(tree.node_of[turn.id])
         prompt = driver.parts.tokenizer.decode(tree.held(turn.id)[: turn.prompt_len].tolist())
         opened = prompt.count("<|im_start|>assistant\n")

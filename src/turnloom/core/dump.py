@@ -36,8 +36,9 @@ def dump_tree(tree: Tree, *, width: int = 72) -> list[str]:
 
 def turn_line(turn: Turn) -> str:
     """One turn's figures, with its fork's reason if it has one."""
-    start = f"fork: {turn.fork.kind} at message {turn.fork.message_index}" if turn.fork else "start"
-    how = f"bridge +{len(turn.appended)}" if turn.base is not None else f"{start}, {len(turn.appended)} encoded"
+    fork = f"fork: {turn.fork.kind} at message {turn.fork.message_index}" if turn.fork else ""
+    how = f"bridge +{len(turn.appended)}" if turn.base is not None else f"{len(turn.appended)} encoded"
+    how = f"{fork}, {how}" if fork else how
     parts = [f"turn {turn.index}", f"{turn.prompt_len} prompt ({how})", f"{len(turn.output)} sampled", str(turn.finish.reason)]
     if turn.outcome is not Outcome.DELIVERED:
         parts.append(str(turn.outcome) + (f": {turn.error}" if turn.error else ""))

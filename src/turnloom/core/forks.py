@@ -9,9 +9,25 @@ from turnloom.types import Fork, ForkKind, Message
 
 
 def explain(tree: Tree, pending: Pending) -> Fork | None:
-    """Why a request without a base starts a new token sequence, by the nearest history. None for a session's first turn."""
-    if not tree.turns:
-        return None
+    """Why a request does not simply go on from what is held, by the nearest history.
+
+    None for a session's first turn, and where the request continues tokens that
+    no other turn has continued yet.
+    """
+    if pending.base is None:
+        return _new_sequence(tree, pending) if tree.turns else None
+    return _shared_sequence(tree, pending) if tree.continued(pending.base) else None
+
+
+def _shared_sequence(tree: Tree, pending: Pending) -> Fork:
+    matched, messages = len(pending.path) - 1, pending.request.messages
+    end = pending.path[-1]
+    if matched == len(messages):
+        return Fork(ForkKind.RESAMPLED, matched, "the same prompt was asked again")
+    return Fork(ForkKind.BRANCHED, matched, _difference(tree, end, messages[matched]))
+
+
+def _new_sequence(tree: Tree, pending: Pending) -> Fork:
     messages, keys = pending.request.messages, pending.keys.messages
     matched = len(pending.path) - 1
     if pending.path and matched == len(messages):

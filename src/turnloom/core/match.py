@@ -34,13 +34,18 @@ def request_keys(request: Request) -> RequestKeys:
 def message_key(message: Message) -> bytes:
     """A 16-byte digest; equal keys mean the same message."""
     if message.role == "assistant":
-        texts = (p.text.strip() for p in message.parts if isinstance(p, Text))
-        fields = ["\n".join(t for t in texts if t)]
+        fields = [visible_text(message)]
         for call in message.calls:
             fields += [call.name, canonical_arguments(call.arguments)]
         return _digest(["assistant", *fields])
     errors = any(p.is_error for p in message.parts if isinstance(p, ToolResult))
     return _digest([message.role, message.text, "error" if errors else ""])
+
+
+def visible_text(message: Message) -> str:
+    """A reply's words without what clients drop: edge whitespace, blank blocks, reasoning."""
+    texts = (p.text.strip() for p in message.parts if isinstance(p, Text))
+    return "\n".join(t for t in texts if t)
 
 
 def tools_key(tools: Sequence[Tool]) -> bytes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from turnloom.core.match import RequestKeys, message_key, request_keys, tools_key
+from turnloom.core.match import RequestKeys, message_key, request_keys, tools_key, visible_text
 from turnloom.core.records import Delta, Node
 from turnloom.types import NO_IDS, IntArray, Message, Outcome, Request, Turn, ids
 
@@ -23,6 +23,7 @@ class Pending:
 
     `base` is the deepest turn on the path: its tokens can be continued. `tail`
     are the request's messages after the base turn's reply, or all of them.
+    `respelled` counts replies on the path that matched by their call ids alone.
     """
 
     request: Request
@@ -30,6 +31,7 @@ class Pending:
     base: str | None
     tail: tuple[Message, ...]
     keys: RequestKeys
+    respelled: int = 0
 
 
 class Tree:
@@ -40,7 +42,9 @@ class Tree:
         self.turns: dict[str, Turn] = {}
         self.node_of: dict[str, int] = {}
         self._children: dict[int, dict[bytes, list[int]]] = {}
+        self._keys: dict[int, bytes] = {}
         self._heads: dict[bytes, int] = {}
+        self._continued: set[str] = set()
         self._calls: dict[str, int] = {}
 
     @property
@@ -61,20 +65,38 @@ class Tree:
         if head is None:
             return Pending(request, (), None, request.messages, keys)
         path = self.path(self._deepest(head, request.messages, keys.messages))
+        respelled = sum(self._keys[node] != key for node, key in zip(path[1:], keys.messages, strict=False))
         for depth in range(len(path) - 1, 0, -1):
             if (turn := self.nodes[path[depth]].turn) is not None:
-                return Pending(request, path, turn, request.messages[depth:], keys)
-        return Pending(request, path, None, request.messages, keys)
+                return Pending(request, path, turn, request.messages[depth:], keys, respelled)
+        return Pending(request, path, None, request.messages, keys, respelled)
 
     def _deepest(self, head: int, messages: Sequence[Message], keys: Sequence[bytes]) -> int:
         """The end of the longest matching history. Equal siblings are all followed; evidence, then recency, decides."""
         frontier = [head]
         for message, key in zip(messages, keys, strict=True):
             found = [child for node in frontier for child in self.matching_children(node, key)]
+            found = found or self._by_minted_ids(frontier, message)
             if not found:
                 break
             frontier = self._by_evidence(message, found)
         return max(frontier, key=self._preference)
+
+    def _by_minted_ids(self, frontier: Sequence[int], message: Message) -> list[int]:
+        """The reply whose every call came back under the id minted for it, with the same words around them.
+
+        Clients fill in defaults, trim and retype a call's arguments before they
+        echo it; what the model wrote is on record.
+        """
+        nodes = {self._calls.get(c.id) for c in message.calls}
+        node = nodes.pop() if len(nodes) == 1 else None
+        if node is None or self.nodes[node].parent not in frontier:
+            return []
+        recorded = self._message(node)
+        minted = {c.id: c.name for c in recorded.calls}
+        came = {c.id: c.name for c in message.calls}
+        same = minted == came and len(message.calls) == len(recorded.calls) and visible_text(message) == visible_text(recorded)
+        return [node] if same else []
 
     def _by_evidence(self, message: Message, found: list[int]) -> list[int]:
         """Minted call ids name their turn; after them, reasoning that came back word for word."""
@@ -144,11 +166,14 @@ class Tree:
                 self._heads[tools_key(node.tools)] = node.id
                 continue
             message = self._message(node.id)
-            self._children.setdefault(node.parent, {}).setdefault(message_key(message), []).append(node.id)
+            self._keys[node.id] = key = message_key(message)
+            self._children.setdefault(node.parent, {}).setdefault(key, []).append(node.id)
             if node.turn is not None:
                 self.node_of[node.turn] = node.id
                 self._calls.update((c.id, node.id) for c in message.calls)
         self.turns[delta.turn.id] = delta.turn
+        if delta.turn.base is not None:
+            self._continued.add(delta.turn.base)
 
     def amend(self, turn_id: str, outcome: Outcome) -> None:
         self.turns[turn_id] = replace(self.turns[turn_id], outcome=outcome)
@@ -167,6 +192,10 @@ class Tree:
             return NO_IDS
         parts = [part for turn in self.chain(turn_id) for part in (turn.appended, turn.output)]
         return ids(np.concatenate(parts))
+
+    def continued(self, turn_id: str) -> bool:
+        """Whether some turn goes on from this one's tokens."""
+        return turn_id in self._continued
 
     def reply(self, turn_id: str) -> Message:
         return self._message(self.node_of[turn_id])

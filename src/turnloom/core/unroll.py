@@ -164,6 +164,9 @@ def _statuses(chain: Sequence[Turn]) -> dict[str, int]:
         counts.update(f"call_{c.status}" for c in turn.calls)
         counts["truncated"] += turn.finish.reason is FinishReason.LENGTH
         counts["escaped_control_tokens"] += turn.escaped
+        counts["respelled_calls"] = max(counts["respelled_calls"], turn.respelled)
         counts["not_delivered"] += turn.outcome is not Outcome.DELIVERED
-        counts[f"fork_{turn.fork.kind}" if turn.fork else "bridged"] += turn.base is not None or turn.fork is not None
+        counts["bridged"] += turn.base is not None
+        if turn.fork is not None:
+            counts[f"fork_{turn.fork.kind}"] += 1
     return {k: n for k, n in sorted(counts.items()) if n}

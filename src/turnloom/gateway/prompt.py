@@ -45,7 +45,7 @@ async def build_prompt(renderer: Renderer, tree: Tree, pending: Pending) -> Prom
     base = pending.base
     held = tree.held(base)
     reply = tree.reply(base) if base is not None else None
-    fork = explain(tree, pending) if base is None else None
+    fork = explain(tree, pending)
     size = sum(map(_size, pending.tail)) + sum(len(t.description) + len(t.parameters) for t in pending.request.tools)
     if size < _INLINE_CHARS:
         return _build(renderer, pending, held, reply, fork)
@@ -58,7 +58,7 @@ def _build(renderer: Renderer, pending: Pending, held: IntArray, reply: Message 
         bridged = _bridge(renderer, pending, held, reply)
         if isinstance(bridged, Rendered):
             whole = ids(np.concatenate([held, bridged.ids]))
-            return Prompt(whole, bridged.ids, pending.base, None, bridged.reasoning_open, bridged.escaped)
+            return Prompt(whole, bridged.ids, pending.base, fork, bridged.reasoning_open, bridged.escaped)
         fork = Fork(ForkKind.TEMPLATE, len(request.messages) - len(pending.tail), bridged.detail)
     rendered = renderer.render(request.messages, request.tools)
     return Prompt(rendered.ids, rendered.ids, None, fork, rendered.reasoning_open, rendered.escaped)

@@ -158,6 +158,7 @@ class TurnRecorder:
             logprob_convention=self.capabilities.logprob_convention,
             model=self.capabilities.model,
             escaped=self.prompt.escaped,
+            respelled=self.pending.respelled,
             started=self.started,
             ended=self.clock(),
             error=error,

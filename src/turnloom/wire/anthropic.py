@@ -15,7 +15,7 @@ from turnloom.parse.contract import TextDelta
 from turnloom.types import FinishReason, Message, Part, Reasoning, Request, Text, Tool, ToolCall, ToolResult
 from turnloom.wire import quirks
 from turnloom.wire.contract import Reply, ReplyEvent, WireError
-from turnloom.wire.json import read_object, text_of, write
+from turnloom.wire.json import read_object, text_of, whole_text, write
 from turnloom.wire.quirks import Quirk
 
 _ERROR_TYPES = {
@@ -222,7 +222,7 @@ class AnthropicStream:
 
     def _call(self, call: ToolCall) -> bytes:
         start = self._start({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-        delta = {"type": "input_json_delta", "partial_json": call.arguments}
+        delta = {"type": "input_json_delta", "partial_json": whole_text(call.arguments)}
         filled = _sse("content_block_delta", {"index": self._index, "delta": delta})
         return start + filled + _sse("content_block_stop", {"index": self._index})
 

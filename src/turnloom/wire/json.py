@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import orjson
 
 from turnloom.errors import BadRequest
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -57,6 +60,11 @@ def text_of(value: Any) -> str:
         if "ecursion" in str(error):
             raise BadRequest("the request nests JSON deeper than 254 levels") from error
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def whole_text(text: str) -> str:
+    """JSON text with the escapes of lone surrogates as U+FFFD, which strict readers refuse otherwise; any other text as it is."""
+    return text_of(read_object(text.encode("utf-8", "surrogatepass"))) if _SURROGATE.search(text) else text
 
 
 def write(value: Any) -> bytes:

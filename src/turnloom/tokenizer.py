@@ -22,6 +22,9 @@ import orjson
 from turnloom.errors import ConfigError, RenderError
 from turnloom.gguf import read_tokenizer
 
+# One text at a time gains nothing from the library's own threads, and every later fork would print a warning for them.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 _TEMPLATE_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """What a template raises, beside Jinja's own errors, when messages are not what it expects."""
 
@@ -60,11 +63,11 @@ class HFTokenizer:
         self._plain = _without_control(backend, self.control_tokens)
 
     def encode(self, text: str) -> list[int]:
-        return list(self._full.encode(text, add_special_tokens=False).ids)
+        return _encode(self._full, text)
 
     def encode_plain(self, text: str) -> list[int]:
         """Raises RenderError when the tokenizer can write some spelling only as the control token itself."""
-        found = list(self._plain.encode(text, add_special_tokens=False).ids)
+        found = _encode(self._plain, text)
         wrong = self._control_ids.intersection(found)
         if not wrong:
             return found
@@ -75,7 +78,7 @@ class HFTokenizer:
         bounds = [0, *cuts, len(text)]
         pieces: list[int] = []
         for start, end in itertools.pairwise(bounds):
-            pieces += self._plain.encode(text[start:end], add_special_tokens=False).ids
+            pieces += _encode(self._plain, text[start:end])
         if self._control_ids.intersection(pieces) or self.decode(pieces) != self.decode(found):
             raise RenderError(f"{self.name} can write {sorted(self._spellings[index] for index in wrong)} only as control tokens")
         return pieces
@@ -176,6 +179,11 @@ def _template_text(given: str) -> str:
         except OSError as error:
             raise ConfigError(f"cannot read the chat template {given}: {error.strerror}") from error
     return given
+
+
+def _encode(backend: Any, text: str) -> list[int]:
+    """Through the batch call: of the library's calls only that one lets other threads run, an event loop's among them."""
+    return list(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def _is_control(token: Any) -> bool:

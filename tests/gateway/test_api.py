@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import aiohttp
 import anthropic
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ async def test_finish_waits_for_turns_in_flight_then_cancels_them(monkeypatch: p
         assert await b.handle.finish(reward=0.0) == []
         assert b.engine.running == 0
         assert [t.outcome for t in (await b.session()).tree.turns.values()] == [Outcome.ORPHANED]
-        with pytest.raises(Exception, match=""):
+        with pytest.raises(aiohttp.ClientError):
             await asked
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from tests.support.gateways import Bench, bench, user
-from turnloom.gateway.app import MAX_BODY
 from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine
 from turnloom.testing.tokenizers import qwen_tokenizer
 from turnloom.types import Outcome
@@ -51,12 +51,18 @@ async def test_bad_input_is_refused_and_harms_nothing(body: Any, status: int, ki
         await _still_works(b)
 
 
-async def test_a_body_just_under_the_limit_is_read_off_the_event_loop() -> None:
+async def test_a_long_prompt_is_encoded_off_the_event_loop() -> None:
+    """Other requests are answered while one of half a million tokens is being encoded."""
     engine = ScriptedEngine(["Yes"], tokenizer=qwen_tokenizer(), end_id=151645, context_length=2048)
     async with bench(engine=engine) as b:
-        answer = await b.post(user("word " * (MAX_BODY // 5 - 1000)))
-        assert answer.status == 400
-        assert "prompt is too long" in answer.body["error"]["message"]
+        long = asyncio.create_task(b.post(user("word " * 500_000)))
+        answered = 0
+        while not long.done():
+            async with b.http.get(b.gateway.url + "/api/hello") as answer:
+                answered += answer.status == 200
+        assert answered > 20
+        assert (await long).status == 400
+        assert "prompt is too long" in (await long).body["error"]["message"]
         await _still_works(b)
 
 

@@ -36,6 +36,7 @@ def test_the_engine_serves_until_sigterm() -> None:
             assert len(reply["output_ids"]) == 2
             assert [row[1] for row in reply["meta_info"]["output_token_logprobs"]] == reply["output_ids"]
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=60) == 0
+            assert process.communicate(timeout=60) == ("turnloom: stopping\n", "")
+            assert process.returncode == 0
         finally:
             process.kill()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Annotated, Any
 
 import typer
 
@@ -25,4 +28,18 @@ def engine(
     """
     from turnloom.engine.embedded import serve_embedded
 
-    run_async(serve_embedded(model, host=host, port=port, parallel=parallel, ready=lambda url: typer.echo(f"turnloom: {model} on {url}")))
+    def ready(url: str) -> None:
+        typer.echo(f"turnloom: {model} on {url}")
+
+    run_async(_until_stopped(serve_embedded(model, host=host, port=port, parallel=parallel, ready=ready)))
+
+
+async def _until_stopped(serving: Coroutine[Any, Any, None]) -> None:
+    """Ctrl-C and SIGTERM end it in good order: the model's own server is stopped, and the exit code is 0."""
+    task = asyncio.ensure_future(serving)
+    for name in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(name, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        typer.echo("turnloom: stopping")

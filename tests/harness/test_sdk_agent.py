@@ -1,5 +1,6 @@
 """Our own agent, end to end as a process in a sandbox, and its answers to nonsense."""
 
+import json
 import os
 import signal
 import time
@@ -57,6 +58,16 @@ async def test_it_works_until_no_tool_is_used(sandbox, scripted, stream):
     assert results[3]["content"] == "one\r\n2"
     for before, after in zip(s.requests, s.requests[1:], strict=False):
         assert after["messages"][: len(before["messages"])] == before["messages"], "a history only grows"
+
+
+def test_examples_open_the_conversation_with_calls_and_end_with_the_task():
+    from turnloom.wire.anthropic import AnthropicDialect
+
+    messages = sdk_agent.opening("the task", examples=True)
+    request = AnthropicDialect().read(json.dumps({"messages": messages}).encode())
+    assert [m.role for m in request.messages] == ["user", "assistant", "tool"] * 3 + ["user"]
+    assert request.messages[-1].text == "the task"
+    assert sdk_agent.opening("the task", examples=False) == [{"role": "user", "content": "the task"}]
 
 
 async def test_nonsense_gets_an_error_result_and_the_run_goes_on(sandbox, scripted):

@@ -23,11 +23,14 @@ from turnloom.store.contract import Limits
 from turnloom.types import Sample, Sampling
 
 ENGINE = "local:smollm2"
+ARGUMENTS = {"sdk-agent": ("--examples", "--max-turns", "5")}
+TEMPERATURE = 0.6
 OUTPUT_TOKENS = 160
-MAX_TURNS = 5
+MAX_TURNS = 8
 TIME_BUDGET = 60.0
-TOLERANCE = 0.05
-"""Nats. The model is quantised and two rollouts share a batch, so the same token is not computed twice in the same way."""
+TOLERANCE, MEAN_TOLERANCE = 3.0, 0.2
+"""Nats, at most and on average. The model is quantised to four bits and two rollouts share its batches, so the same token
+computed again differs by tenths; after a context that is off by one token the average would be several nats."""
 MARK = ".turnloom-demo"
 """The file that says a folder is the demo's own. Nothing is removed from any other."""
 
@@ -45,8 +48,9 @@ def demo(
 
     Example: `turnloom demo --agent pi -n 2`
     """
-    harness, store = load_harness(agent), _fresh_store(out)
+    harness, store = load_harness(agent, args=ARGUMENTS.get(agent, ())), _fresh_store(out)
     _say(f"{n} rollouts of {agent}: a repository with one failing test, SmolLM2-135M on this machine's CPU")
+    typer.echo("  what the model asks for runs on this machine, in a folder of its own but not isolated")
     if not run_async(_demo(harness, n, out, store)):
         raise typer.Exit(1)
 
@@ -65,7 +69,7 @@ async def _demo(harness: Harness, n: int, out: Path, store: Path) -> bool:
     gateway = Gateway(
         ENGINE,
         store=store,
-        sampling=Sampling(temperature=1.0, max_tokens=OUTPUT_TOKENS),
+        sampling=Sampling(temperature=TEMPERATURE, max_tokens=OUTPUT_TOKENS),
         limits=Limits(max_turns=MAX_TURNS),
     )
     async with gateway:
@@ -84,7 +88,8 @@ async def _demo(harness: Harness, n: int, out: Path, store: Path) -> bool:
         compared = await _compare(samples, gateway)
         typer.echo("\n".join(format_engine_report(compared)))
     answered = all(r.turns for r in results)
-    verdict = report.ok and compared.ok and answered and bool(samples)
+    agrees = compared.ok and (compared.mean or 0.0) <= MEAN_TOLERANCE
+    verdict = report.ok and agrees and answered and bool(samples)
     _say("verdict: " + ("the samples are exact" if verdict else "something is wrong, see above"))
     return verdict
 

@@ -23,6 +23,12 @@ import anthropic
 from turnloom.sandbox.output import EndsBuffer
 
 SYSTEM = "You are a coding agent in the current directory. Use the tools until the task is done, then say so in one sentence."
+EXAMPLES = [
+    ("List the files.", "ls", "notes.py tests"),
+    ("Show notes.py.", "cat notes.py", "def first(notes):\n    return notes[1]"),
+    ("Run the tests.", "python3 tests/run.py", "FAILED"),
+]
+"""What is asked, the command that answers it, its result: a very small model writes a call only when it has seen some."""
 BASH_SECONDS = 60.0
 RESULT_BYTES = 8000
 
@@ -102,8 +108,18 @@ def use_tool(name: str, arguments: object) -> tuple[str, bool]:
         return str(error), True
 
 
+def opening(prompt: str, examples: bool) -> list[Any]:
+    messages: list[Any] = []
+    before: list[Any] = []
+    for i, (ask, command, result) in enumerate(EXAMPLES if examples else ()):
+        call = {"type": "tool_use", "id": f"example_{i}", "name": "bash", "input": {"command": command}}
+        messages += [{"role": "user", "content": [*before, {"type": "text", "text": ask}]}, {"role": "assistant", "content": [call]}]
+        before = [{"type": "tool_result", "tool_use_id": call["id"], "content": result}]
+    return [*messages, {"role": "user", "content": [*before, {"type": "text", "text": prompt}] if before else prompt}]
+
+
 def run(client: anthropic.Anthropic, options: argparse.Namespace) -> None:
-    messages: list[Any] = [{"role": "user", "content": options.prompt}]
+    messages = opening(options.prompt, options.examples)
     request: dict[str, Any] = {"model": options.model, "max_tokens": options.max_tokens, "system": SYSTEM, "messages": messages}
     request["tools"] = [declared(tool) for tool in TOOLS.values()]
     for _ in range(options.max_turns):
@@ -133,6 +149,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-turns", type=int, default=20)
     parser.add_argument("--max-tokens", type=int, default=1024)
     parser.add_argument("--no-stream", dest="stream", action="store_false")
+    parser.add_argument("--examples", action="store_true", help="show the model three calls before the task")
     try:
         run(anthropic.Anthropic(max_retries=4), parser.parse_args(argv))
     except anthropic.AnthropicError as error:

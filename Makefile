@@ -56,16 +56,16 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	@echo "==> installing turnloom with its agent and its embedded engine (about 500 MB in all, once)"
+	@echo "==> installing turnloom with its agent and its embedded engine (about 660 MB in all, once)"
 	@$(BIN)/pip install --quiet -e '.[agent,local]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
-	@echo "==> installing turnloom and what its tests need (about 550 MB in all, once)"
+	@echo "==> installing turnloom and what its tests need (about 700 MB in all, once)"
 	@$(BIN)/pip install --quiet -e '.[test]'
-	@touch $@
+	@touch $@ $(VENV)/.demo
 
 $(VENV)/.lint: pyproject.toml | $(BIN)/python
 	@echo "==> installing turnloom and its linters (once)"
 	@$(BIN)/pip install --quiet -e '.[test,lint]'
-	@touch $@
+	@touch $@ $(VENV)/.test $(VENV)/.demo

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 import numpy as np
 import pytest
 from aiohttp import web
-from prometheus_client import REGISTRY
 
 from turnloom.engine.contract import AbortOutcome, Chunk
+from turnloom.engine.metrics import REGISTRY
 from turnloom.engine.sglang import SGLangEngine
 from turnloom.errors import EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine, logprob_at

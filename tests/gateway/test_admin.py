@@ -114,6 +114,7 @@ async def test_healthz_and_metrics_are_open_and_true() -> None:
             text = await answer.text()
         assert 'turnloom_turns_total{outcome="delivered"} 2.0' in text
         assert 'turnloom_forks_total{kind="resampled"} 1.0' in text
+        assert "turnloom_engine_aborts_total" in text
         assert b.handle.key not in text
         await b.engine.stop()
         async with b.http.get(b.gateway.url + "/healthz") as answer:

@@ -260,7 +260,7 @@ async def serve_embedded(
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
         if ready is not None:
             ready(f"http://{host}:{runner.addresses[0][1]}")
         await asyncio.Event().wait()

@@ -1,9 +1,11 @@
-"""What the engine clients count, on the default Prometheus registry."""
+"""What the engine clients of this process count. A gateway serves it beside its own."""
 
 from __future__ import annotations
 
-from prometheus_client import Counter
+from prometheus_client import CollectorRegistry, Counter
 
-ABORTS = Counter("turnloom_engine_aborts", "Requests whose decoding was stopped, by outcome.", ["outcome"])
-ABORT_FAILURES = Counter("turnloom_engine_abort_failures", "Workers that could not be told to stop a request.")
-PROTOCOL_ERRORS = Counter("turnloom_engine_protocol_errors", "Streams rejected because the engine contradicted itself.")
+REGISTRY = CollectorRegistry()
+
+ABORTS = Counter("turnloom_engine_aborts", "Requests whose decoding was stopped, by outcome.", ["outcome"], registry=REGISTRY)
+ABORT_FAILURES = Counter("turnloom_engine_abort_failures", "Workers that could not be told to stop a request.", registry=REGISTRY)
+PROTOCOL_ERRORS = Counter("turnloom_engine_protocol_errors", "Streams rejected because the engine contradicted itself.", registry=REGISTRY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from turnloom.engine.metrics import REGISTRY as ENGINE_REGISTRY
 from turnloom.types import Turn
 
 
@@ -36,4 +37,4 @@ class Metrics:
         self.seconds.observe(max(turn.ended - turn.started, 0.0))
 
     def render(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(ENGINE_REGISTRY)

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from aiohttp import web
 
@@ -16,6 +18,7 @@ from turnloom.engine.metrics import REGISTRY
 from turnloom.engine.sglang import SGLangEngine
 from turnloom.errors import EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine, logprob_at
+from turnloom.testing.scripted_reply import Output
 from turnloom.types import FinishReason, Sampling, VersionSpan, ids
 
 PROMPT = ids([11, 12, 13])
@@ -207,6 +210,50 @@ async def test_weight_versions_come_with_the_last_chunk() -> None:
     assert all(not chunk.versions for chunk in spans[:-1])
     assert spans[-1].cached_tokens == 3
     assert whole[-1].versions == (VersionSpan("default", 0, 8),)
+
+
+async def test_an_update_in_mid_stream_splits_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Output.payload
+
+    def updated(self: Output, start: int, upto: int, *, last: bool) -> dict[str, Any]:
+        made = plain(self, start, upto, last=last)
+        made["meta_info"]["weight_version"] = "v1" if upto <= 4 else "v2"
+        return made
+
+    monkeypatch.setattr(Output, "payload", updated)
+    async with serving(REPLY) as (_, client):
+        chunks = await sample(client)
+    assert chunks[-1].versions == (VersionSpan("v1", 0, 4), VersionSpan("v2", 4, 8))
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+async def test_a_prompt_that_the_engine_counts_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
+    plain, prefill = Output.payload, ScriptedEngine._prefill
+
+    def counted(self: Output, start: int, upto: int, *, last: bool) -> dict[str, Any]:
+        made = plain(self, start, upto, last=last)
+        made["meta_info"]["prompt_tokens"] += more
+        return made
+
+    def prefilled(self: ScriptedEngine, body: dict[str, Any], prompt: list[int]) -> web.Response:
+        answer = orjson.loads(prefill(self, body, prompt).body)
+        answer["meta_info"]["prompt_tokens"] += more
+        return web.json_response(answer)
+
+    monkeypatch.setattr(Output, "payload", counted)
+    monkeypatch.setattr(ScriptedEngine, "_prefill", prefilled)
+    async with serving(REPLY) as (_, client):
+        with pytest.raises(EngineProtocol, match="prompt of"):
+            await sample(client)
+        with pytest.raises(EngineProtocol, match="prompt of"):
+            await client.prompt_logprobs(PROMPT, 1)
+
+
+async def test_a_prompt_logprob_above_zero_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScriptedEngine, "logprob", lambda *_: 0.7)
+    async with serving() as (_, client):
+        with pytest.raises(EngineProtocol):
+            await client.prompt_logprobs(PROMPT, 1)
 
 
 async def test_prompt_logprobs_are_those_that_were_sampled() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -64,6 +65,10 @@ def test_any_mixture_of_cumulative_and_incremental_gives_the_same_tokens(
         pytest.param(payload(TOKENS, [*triples(0, 3), [-0.2, 7, None]], 4), id="another id in the logprob"),
         pytest.param(payload(TOKENS, [*triples(0, 3), [None, 5, None]], 4), id="null logprob"),
         pytest.param(payload(TOKENS, [*triples(0, 3), ["x", 5, None]], 4), id="logprob no number"),
+        pytest.param(payload(TOKENS, [*triples(0, 3), [2e-5, 5, None]], 4), id="logprob above 0"),
+        pytest.param(payload(TOKENS, triples(0, 4), 4, prompt_tokens=8), id="prompt with a token more"),
+        pytest.param(payload(TOKENS, triples(0, 4), 4, prompt_tokens=6), id="prompt cut"),
+        pytest.param(payload([], [], 2, prompt_tokens=6), id="prompt cut and nothing new"),
         pytest.param(payload(TOKENS, [*triples(0, 3), 5], 4), id="triple no list"),
         pytest.param(payload([5, 5, 6, 10], [*triples(0, 3), [-1.0, 10, None]], 4), id="id outside the vocabulary"),
         pytest.param(payload([5, 5, 6, -1], [*triples(0, 3), [-1.0, -1, None]], 4), id="negative id"),
@@ -78,8 +83,8 @@ def test_any_mixture_of_cumulative_and_incremental_gives_the_same_tokens(
     ],
 )
 def test_what_contradicts_itself_is_refused(second: bytes) -> None:
-    decoder = StreamDecoder(10)
-    decoder.feed(payload([5, 5], triples(0, 2), 2))
+    decoder = StreamDecoder(10, prompt_len=7)
+    decoder.feed(payload([5, 5], triples(0, 2), 2, prompt_tokens=7))
     with pytest.raises(EngineProtocol):
         decoder.feed(second)
     assert decoder.count == 2
@@ -137,6 +142,59 @@ def test_spans_end_with_the_output() -> None:
     spans = [{"version": "a", "start": 0, "end": 3}, {"version": "b", "start": 3, "end": 99}]
     (chunk,) = fed(payload(TOKENS, triples(0, 4), 4, {"type": "stop"}, weight_versions=spans, weight_version="b"))
     assert chunk.versions == (VersionSpan("a", 0, 3), VersionSpan("b", 3, 4))
+
+
+def test_rounding_may_leave_a_logprob_just_above_zero() -> None:
+    (chunk,) = fed(payload([5], [[8e-6, 5, None]], 1))
+    assert chunk.logprobs.tolist() == [pytest.approx(8e-6)]
+
+
+def test_an_aborted_chunk_that_counts_another_prompt_adds_nothing() -> None:
+    decoder = StreamDecoder(10, prompt_len=7)
+    decoder.feed(payload([5], triples(0, 1), 1, prompt_tokens=7))
+    last = decoder.feed(payload([5, 5], triples(0, 2), 2, ABORT, prompt_tokens=6))
+    assert last is not None
+    assert (last.ids.tolist(), decoder.count) == ([], 1)
+
+
+def test_each_token_has_the_version_of_the_payload_that_brought_it() -> None:
+    chunks = fed(
+        payload([5], triples(0, 1), 1, weight_version="a"),
+        payload([5, 5], triples(0, 2), 2, weight_version="a"),
+        payload([5, 5], triples(0, 2), 2, weight_version="b"),
+        payload([6], triples(0, 3), 3),
+        payload([5], triples(3, 4), 4, {"type": "stop"}, weight_version="b"),
+    )
+    assert [chunk.versions for chunk in chunks[:-1]] == [()] * 4
+    assert chunks[-1].versions == (VersionSpan("a", 0, 2), VersionSpan("b", 3, 4))
+
+
+def test_the_last_payload_adds_no_version_to_tokens_that_came_before() -> None:
+    chunks = fed(payload([5], triples(0, 1), 1, weight_version="a"), payload([], [], 1, {"type": "stop"}, weight_version="b"))
+    assert chunks[-1].versions == (VersionSpan("a", 0, 1),)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(0, 3)), max_size=8))
+def test_versions_are_the_payloads_own_for_any_stream(plan: list[tuple[str | None, int]]) -> None:
+    payloads, total, expected = [], 0, []
+    for at, (version, new) in enumerate(plan):
+        total += new
+        expected += [version] * new
+        meta = {} if version is None else {"weight_version": version}
+        finish = {"type": "stop"} if at == len(plan) - 1 else None
+        payloads.append(payload([5] * new, [[-1.0, 5, None]] * new, total, finish, **meta))
+    spans = fed(*payloads)[-1].versions if plan else ()
+    found: list[str | None] = [None] * total
+    for span in spans:
+        found[span.start : span.end] = [span.version] * (span.end - span.start)
+    assert found == expected
+    assert all(a.version != b.version or a.end < b.start for a, b in pairwise(spans)), "equal neighbours are one span"
+
+
+def test_spans_past_the_tokens_that_are_kept_are_left_out() -> None:
+    spans = [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 1, "end": 4}]
+    chunks = fed(payload([5], triples(0, 1), 1), payload([5], [], 4, ABORT, weight_versions=spans))
+    assert chunks[-1].versions == (VersionSpan("a", 0, 1),)
 
 
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"").replace(b"\r", b"").strip()), max_size=6), st.data())

@@ -9,6 +9,9 @@ from typing import Protocol
 
 from turnloom.types import Finish, FloatArray, IntArray, Sampling, VersionSpan
 
+LOGPROB_SLACK = 1e-5
+"""A logprob may exceed 0 by so much: x - logsumexp(x) in float32 errs by about one unit in the last place of x, 8e-6 at |x| = 100."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:

@@ -18,9 +18,9 @@ import aiohttp
 import orjson
 
 from turnloom.engine.abort import abort_request, find_workers
-from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk
+from turnloom.engine.contract import LOGPROB_SLACK, AbortOutcome, Capabilities, Chunk
 from turnloom.engine.metrics import PROTOCOL_ERRORS
-from turnloom.engine.stream import INT32_END, EventLines, StreamDecoder, error_for_status
+from turnloom.engine.stream import INT32_END, EventLines, StreamDecoder, check_prompt_tokens, error_for_status
 from turnloom.errors import EngineError, EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.types import FloatArray, IntArray, Sampling, floats
 
@@ -74,7 +74,7 @@ class SGLangEngine:
     async def sample(self, prompt: IntArray, sampling: Sampling, *, rid: str, routing_key: str = "") -> AsyncIterator[Chunk]:
         able = await self.capabilities()
         body = generate_body(prompt, sampling, able, rid)
-        decoder = StreamDecoder(able.vocab_size)
+        decoder = StreamDecoder(able.vocab_size, len(prompt))
         call = self._start("/generate", body, routing_key)
         leave = True
         try:
@@ -124,11 +124,13 @@ class SGLangEngine:
         }
         answer = await self._ask(body)
         try:
+            check_prompt_tokens(answer["meta_info"], len(sequence))
             triples = answer["meta_info"]["input_token_logprobs"]
             found = [(float(value), index) for value, index, *_ in triples[1:]]
-        except (TypeError, KeyError, ValueError) as error:
+        except (AttributeError, TypeError, KeyError, ValueError) as error:
             raise EngineProtocol(f"{self.url} gave no usable input_token_logprobs") from error
-        if [index for _, index in found] != sequence[start:].tolist() or not all(math.isfinite(value) for value, _ in found):
+        sound = all(math.isfinite(value) and value <= LOGPROB_SLACK for value, _ in found)
+        if [index for _, index in found] != sequence[start:].tolist() or not sound:
             raise EngineProtocol(f"{self.url} gave input_token_logprobs that are not those of the sequence")
         return floats(value for value, _ in found)
 

@@ -5,7 +5,8 @@ Servers differ in what a chunk carries. `output_ids` and the logprob triples
 versions mix the two. `meta_info.completion_tokens` says how many tokens there
 are in all, so each list is read by its length: as long as the total, it is
 cumulative; as long as what is new, it is incremental; anything else contradicts
-the count. Nothing that contradicts itself becomes a token.
+the count. Nothing that contradicts itself, or counts another prompt than the one
+that was sent, becomes a token.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from turnloom.engine.contract import Chunk
+from turnloom.engine.contract import LOGPROB_SLACK, Chunk
 from turnloom.errors import EngineError, EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, VersionSpan, floats, ids
 
@@ -56,11 +57,16 @@ class EventLines:
 
 
 class StreamDecoder:
-    """Fed one payload after another, gives the new tokens of each. `vocab_size` None checks ids against int32 only."""
+    """Fed one payload after another, gives the new tokens of each.
 
-    def __init__(self, vocab_size: int | None = None) -> None:
+    `vocab_size` None checks ids against int32 only; `prompt_len` None takes the server's count of prompt tokens unread.
+    """
+
+    def __init__(self, vocab_size: int | None = None, prompt_len: int | None = None) -> None:
         self._id_end = vocab_size if vocab_size is not None else INT32_END
+        self._prompt_len = prompt_len
         self._ids: list[int] = []
+        self._spans: list[VersionSpan] = []
         self.finished = False
 
     @property
@@ -90,7 +96,7 @@ class StreamDecoder:
             return None
         finish = None if reason is None else _read_finish(reason)
         new_ids, new_logprobs = self._read_tokens(payload, meta, finish)
-        versions = _read_versions(meta, self.count + len(new_ids)) if finish is not None else ()
+        spans = self._read_versions(meta, len(new_ids), last=finish is not None)
         self._ids += new_ids
         self.finished = finish is not None
         cached = meta.get("cached_tokens")
@@ -98,7 +104,7 @@ class StreamDecoder:
             ids=ids(new_ids) if new_ids else NO_IDS,
             logprobs=floats(new_logprobs) if new_logprobs else NO_FLOATS,
             finish=finish,
-            versions=versions,
+            versions=spans,
             cached_tokens=cached if isinstance(cached, int) else 0,
         )
 
@@ -113,6 +119,8 @@ class StreamDecoder:
             return [], []
 
     def _new_tokens(self, payload: dict[str, Any], meta: dict[str, Any]) -> tuple[list[int], list[float]]:
+        if self._prompt_len is not None:
+            check_prompt_tokens(meta, self._prompt_len)
         held = self.count
         total, output, triples = meta.get("completion_tokens"), payload.get("output_ids"), meta.get("output_token_logprobs")
         if not isinstance(total, int) or not isinstance(output, list):
@@ -140,23 +148,42 @@ class StreamDecoder:
         value = triple[0]
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise EngineProtocol(f"the engine's logprob for token {token} is {value!r}")
+        if value > LOGPROB_SLACK:
+            raise EngineProtocol(f"the engine's logprob for token {token} is {value!r}, which is above 0")
         return float(value)
 
+    def _read_versions(self, meta: dict[str, Any], new: int, *, last: bool) -> tuple[VersionSpan, ...]:
+        """The spans over all tokens, on the last payload: those that it lists, else those that the payloads named one by one.
 
-def _read_versions(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
-    """The spans over `count` output tokens; one over all of them when the server names only one version."""
-    spans, whole = meta.get("weight_versions"), meta.get("weight_version")
-    if not count:
-        return ()
-    if not spans:
-        return (VersionSpan(str(whole), 0, count),) if whole is not None else ()
+        A payload's `weight_version` is that of the tokens that are new in it: an update in mid-stream changes it.
+        """
+        count, version, listed = self.count + new, meta.get("weight_version"), meta.get("weight_versions")
+        if last and listed:
+            return _read_spans(listed, count)
+        if version is not None and new:
+            name, start = str(version), self.count
+            if self._spans and self._spans[-1].version == name and self._spans[-1].end == start:
+                start = self._spans.pop().start
+            self._spans.append(VersionSpan(name, start, count))
+        return tuple(self._spans) if last else ()
+
+
+def check_prompt_tokens(meta: dict[str, Any], sent: int) -> None:
+    """Raises EngineProtocol when the server counts another prompt than the one of `sent` tokens: it was cut, or something was added."""
+    said = meta.get("prompt_tokens")
+    if said is not None and said != sent:
+        raise EngineProtocol(f"the engine saw a prompt of {said!r} tokens where {sent} were sent; it must neither cut it nor add to it")
+
+
+def _read_spans(spans: Any, count: int) -> tuple[VersionSpan, ...]:
+    """`weight_versions` as far as it covers the `count` output tokens."""
     try:
-        read = tuple(VersionSpan(str(span["version"]), int(span["start"]), min(int(span["end"]), count)) for span in spans)
+        read = tuple(VersionSpan(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans)
     except (TypeError, KeyError, ValueError) as error:
         raise EngineProtocol(f"the engine's weight_versions cannot be read: {spans!r}") from error
     if any(not 0 <= span.start <= span.end for span in read):
         raise EngineProtocol(f"the engine's weight_versions are not spans of its output: {spans!r}")
-    return read
+    return tuple(VersionSpan(span.version, span.start, min(span.end, count)) for span in read if span.start < count)
 
 
 def _tail(what: str, values: list[Any], held: int, total: int) -> list[Any]:

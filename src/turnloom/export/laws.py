@@ -13,12 +13,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from turnloom.engine.contract import LOGPROB_SLACK
 from turnloom.export.canonical import PER_TOKEN
 from turnloom.export.report import Finding
 from turnloom.types import Sample
-
-LOGPROB_SLACK = 1e-5
-"""A logprob may exceed 0 by so much: x - logsumexp(x) in float32 errs by about one unit in the last place of x, 8e-6 at |x| = 100."""
 
 WEIGHT_SLACK = 1e-6
 

@@ -109,6 +109,17 @@ def test_quirk_billing_header() -> None:
     assert len(read(plain, system=system).messages[0].parts) == 2
 
 
+HEADER = "x-anthropic-billing-header: cc_version=1.2.3; cch=0;"
+
+
+@pytest.mark.parametrize("rest", ["", "Be brief.", "\nBe brief.\nBe kind.", HEADER])
+def test_quirk_billing_header_takes_its_own_line_only(rest: str) -> None:
+    system = f"{HEADER}\n{rest}"
+    found = read(system=system).messages
+    assert found == read(system=[{"type": "text", "text": system}]).messages
+    assert [m.text for m in found if m.role == "system"] == ([rest] if rest else [])
+
+
 def test_quirk_tool_reference() -> None:
     content = [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "WebFetch"}]}]
     body = [{"role": "user", "content": content}]

@@ -72,11 +72,11 @@ class AnthropicDialect:
     def _system(self, system: Any) -> Iterator[Message]:
         if system is None:
             return
-        texts = [t.text for t in self._texts(system, "system") if t.text]
+        texts = [t.text for t in self._texts(system, "system")]
         if Quirk.BILLING_HEADER in self._quirks:
-            texts = [t for t in texts if not quirks.is_billing_header(t)]
-        if texts:
-            yield Message("system", tuple(map(Text, texts)))
+            texts = [quirks.without_billing_header(t) for t in texts]
+        if parts := tuple(Text(t) for t in texts if t):
+            yield Message("system", parts)
 
     def _message(self, message: Any, where: str) -> list[Message]:
         if not isinstance(message, dict):

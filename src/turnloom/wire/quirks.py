@@ -10,8 +10,9 @@ from enum import StrEnum
 
 class Quirk(StrEnum):
     BILLING_HEADER = "billing_header"
-    """Claude Code's first system block may be an `x-anthropic-billing-header:` line whose value changes with the
-    conversation. It is accounting, not instruction: left out, so that a changed value is not a changed system prompt."""
+    """Claude Code's first system block may open with an `x-anthropic-billing-header:` line whose value changes with the
+    conversation. It is accounting, not instruction: that line is left out, so that a changed value is not a changed
+    system prompt. What follows it stays."""
 
     TOOL_REFERENCE = "tool_reference"
     """Claude Code's tool search answers with `tool_reference` blocks. The model reads the tool's name as text."""
@@ -22,5 +23,6 @@ ALL = frozenset(Quirk)
 BILLING_PREFIX = "x-anthropic-billing-header:"
 
 
-def is_billing_header(text: str) -> bool:
-    return text.startswith(BILLING_PREFIX)
+def without_billing_header(text: str) -> str:
+    """`text` less its first line where that is the header."""
+    return text.partition("\n")[2] if text.startswith(BILLING_PREFIX) else text

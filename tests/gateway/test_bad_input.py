@@ -112,6 +112,33 @@ async def test_engine_faults_reach_the_client_and_the_record(reply: Reply, statu
         await _still_works(b)
 
 
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+ARGUMENTS = {
+    "infinity": ('{"n": 1e999}', False),
+    "five thousand digits": ('{"n": ' + "9" * 5000 + ', "a": "\\ud800"}', False),
+    "a long integer": ('{"n": 12345678901234567890123, "m": -0}', True),
+    "half a pair": ('{"a": "\\ud800", "n": 12345678901234567890123, "b": "\\\\ud800 \\ud83d\\ude00"}', True),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("arguments", "called"), ARGUMENTS.values(), ids=ARGUMENTS)
+async def test_what_the_model_wrote_is_never_the_clients_fault(arguments: str, called: bool, stream: bool) -> None:
+    """What no client could hold comes as text; everything else as it was written."""
+    written = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+    async with bench([written, "Yes"]) as b:
+        answer = await b.post(user("x", tools=[TOOL], max_tokens=9000, stream=stream))
+        (turn,) = (await b.session()).tree.turns.values()
+        assert (answer.status, turn.outcome) == (200, Outcome.DELIVERED)
+        deltas = [data["delta"] for name, data in answer.events if name == "content_block_delta"]
+        if called:
+            sent = json.loads("".join(d["partial_json"] for d in deltas)) if stream else answer.body["content"][0]["input"]
+            assert sent == json.loads(arguments.replace('"\\ud800"', '"\ufffd"'))
+        else:
+            assert ("".join(d["text"] for d in deltas) if stream else answer.body["content"][0]["text"]) == written
+        await _still_works(b)
+
+
 async def test_a_store_that_fails_is_an_error_and_never_a_reply() -> None:
     from turnloom.errors import StoreError
     from turnloom.store.memory import MemoryStore

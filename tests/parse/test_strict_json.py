@@ -59,6 +59,12 @@ def _has_constant(value: Any) -> bool:
     return isinstance(value, list) and any(_has_constant(inner) for inner in value)
 
 
+@pytest.mark.parametrize("number", ["1e309", "-1e309", "1" + "0" * 309, "-" + "9" * 5000])
+def test_number_beyond_the_doubles_is_refused(number: str) -> None:
+    assert kind(number) is None
+    assert not is_object(f'{{"a": [{number}]}}')
+
+
 @settings(deadline=None)
 @given(st.text(st.characters(codec=None), max_size=20))
 def test_a_quoted_string_is_utf_8_and_means_the_same(text: str) -> None:

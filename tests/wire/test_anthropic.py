@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from typing import Any
 
+import orjson
 import pytest
 from anthropic.types import Message as SdkMessage
 from anthropic.types import RawMessageStreamEvent
@@ -29,6 +31,7 @@ from turnloom.parse.contract import ReasoningDelta, TextDelta
 from turnloom.types import Finish, FinishReason, Message, Reasoning, Request, Text, ToolCall, ToolResult
 from turnloom.wire.anthropic import AnthropicDialect
 from turnloom.wire.contract import Reply
+from turnloom.wire.json import whole_text
 from turnloom.wire.quirks import Quirk
 
 DIALECT = AnthropicDialect()
@@ -137,6 +140,10 @@ REFUSED = {
     "not JSON": (b"{nope", "not valid JSON"),
     "a list": (b"[]", "must be a JSON object"),
     "NaN": (b'{"messages": NaN, "x": "\\ud800"}', "not valid JSON"),
+    "a number beyond the doubles": (b'{"x": 1e999}', "not valid JSON"),
+    "the same beside half a pair": (b'{"x": [1e999, "\\ud800"]}', "not valid JSON"),
+    "five thousand digits": (b'{"x": ' + b"9" * 5000 + b', "y": "\\ud800"}', "not valid JSON"),
+    "deep beside a long integer": (b'{"x": ' + b"[" * 1000 + b"1" * 20 + b"]" * 1000 + b"}", "nests JSON too deep"),
     "no messages": (b"{}", "messages: must be a list"),
     "empty messages": (b'{"messages": []}', "at least one message"),
     "message is no object": (b'{"messages": ["hi"]}', "messages.0: must be an object"),
@@ -181,6 +188,14 @@ REFUSED = {
     "structured output": (
         b'{"output_config": {"format": {"type": "json_schema"}}, "messages": [{"role": "user", "content": "a"}]}',
         "structured output is not supported",
+    ),
+    "deep nesting of a long integer": (
+        b'{"tools": [{"name": "w", "input_schema": '
+        + b'{"a":' * 400
+        + b"1" * 20
+        + b"}" * 400
+        + b'}], "messages": [{"role": "user", "content": "a"}]}',
+        "nests JSON deeper",
     ),
     "deep nesting": (
         b'{"tools": [{"name": "w", "input_schema": '
@@ -240,6 +255,77 @@ def test_write_a_message_that_the_sdk_reads() -> None:
     assert [b.type for b in message.content] == ["thinking", "text", "tool_use"], "a block of white space alone is not sent"
     assert message.content[2].input == {"path": "."}
     assert (message.id, message.stop_reason, message.usage.input_tokens, message.usage.output_tokens) == ("msg_t1", "tool_use", 7, 3)
+
+
+LETTERS = st.text(st.characters(codec=None), max_size=4)
+"""Any text at all, halves of surrogate pairs included."""
+
+ESCAPES = st.sampled_from(["\\ud83d", "\\uDE00", "\\ud83d\\ude00", "\\\\", '\\"', "\\u00e9", "\\n", "ud83d", "é", "😀"])
+QUOTED = st.lists(ESCAPES, max_size=6).map(lambda parts: '"' + "".join(parts) + '"')
+NUMBERS = st.sampled_from(["-0", "1E300", "12345678901234567890123", "-9223372036854775809", "1.10", "9" * 300])
+JSON_TEXT = st.recursive(
+    QUOTED | NUMBERS,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: "[" + ",\n".join(items) + "]")
+        | st.lists(st.tuples(QUOTED, inner), max_size=3).map(lambda items: "{" + ", ".join(f"{k} : {v}" for k, v in items) + "}")
+    ),
+    max_leaves=6,
+)
+
+
+def sent_arguments(call: ToolCall) -> tuple[str, str]:
+    """The text of a call's arguments in the message, and in the stream."""
+    body = DIALECT.write(reply(call)).decode()
+    streamed = read_sse(DIALECT.stream("t1", "m", 7).event(call).decode())
+    (delta,) = [data["delta"]["partial_json"] for name, data in streamed if name == "content_block_delta"]
+    return body.partition('"input":')[2].partition('}],"stop_reason"')[0], delta
+
+
+@given(st.lists(st.tuples(QUOTED, JSON_TEXT), min_size=1, max_size=3))
+def test_what_the_model_wrote_goes_out_as_it_stands(members: list[tuple[str, str]]) -> None:
+    arguments = "{" + ",".join(f"{key}: {value}" for key, value in members) + "}"
+    call = ToolCall("toolu_1", "ls", arguments)
+    plain, streamed = sent_arguments(call)
+    assert plain == streamed == whole_text(arguments)
+    orjson.loads(plain)
+    value = json.loads(arguments, object_pairs_hook=list)
+    assert json.loads(plain, object_pairs_hook=list) == whole(value)
+    assert (plain == arguments) == (whole(value) == value), "only what is lone changes"
+
+
+def whole(value: Any) -> Any:
+    """What the value is with every lone surrogate as U+FFFD."""
+    if isinstance(value, list | tuple):
+        return type(value)(whole(v) for v in value)
+    return re.sub("[\ud800-\udfff]", "\ufffd", value) if isinstance(value, str) else value
+
+
+@given(st.lists(st.tuples(st.sampled_from(["text", "reasoning", "call"]), LETTERS), max_size=5), LETTERS)
+def test_any_model_text_can_be_sent(plan: list[tuple[str, str]], matched: str) -> None:
+    writer = DIALECT.stream("t1", "m", 7)
+    parts: list[Any] = []
+    sent = writer.begin()
+    for kind, text in plan:
+        call = ToolCall("c", "ls", quote_object(text))
+        parts.append(call if kind == "call" else Text(text) if kind == "text" else Reasoning(text))
+        sent += writer.event(call if kind == "call" else TextDelta(text) if kind == "text" else ReasoningDelta(text))
+    done = reply(*parts, finish=Finish(FinishReason.STOP, matched))
+    orjson.loads(DIALECT.write(done))
+    read_sse((sent + writer.finish(done)).decode())
+
+
+def quote_object(text: str) -> str:
+    return '{"a": ' + json.dumps(text, ensure_ascii=False) + "}"
+
+
+def test_integers_that_a_client_brings_stay_exact() -> None:
+    given = '{"id":12345678901234567890123,"x":[-9223372036854775809,18446744073709551615,1.5],"t":"12345678901234567890 \\ud83d"}'
+    use = '{"type":"tool_use","id":"a","name":"b","input":' + given + "}"
+    body = '{"messages":[{"role":"user","content":"x"},{"role":"assistant","content":[' + use + ']},{"role":"user","content":"y"}]}'
+    (call,) = DIALECT.read(body.encode()).messages[1].calls
+    assert call.arguments == given.replace("\\ud83d", "\ufffd")
+    whole_body = body.replace(" \\ud83d", "").encode()
+    assert DIALECT.read(whole_body).messages[1].calls[0].arguments == given.replace(" \\ud83d", "")
 
 
 STOPS = {

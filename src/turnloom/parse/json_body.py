@@ -102,8 +102,7 @@ def _arguments(member: strict_json.Member) -> str | None:
     if isinstance(member.value, dict):
         return member.text
     if isinstance(member.value, str):
-        text = strict_json.escape_surrogates(member.value)
-        return text if strict_json.is_object(text) else None
+        return strict_json.escape_surrogates(member.value) if strict_json.is_object(member.value) else None
     return None
 
 

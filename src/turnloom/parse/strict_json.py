@@ -1,13 +1,15 @@
 """Strict JSON (RFC 8259) that keeps the writer's spelling. Never repairs and never re-serialises.
 
 Python's `json` with its extensions refused: NaN, Infinity and -Infinity are
-errors, and so is nesting deeper than MAX_DEPTH, which would exhaust the stack
-of whoever decodes the text next. Integers of any length are accepted.
+errors. So is what the next reader could not hold: nesting deeper than MAX_DEPTH,
+which would exhaust its stack, and a number beyond the doubles, which it would
+refuse or read as infinity. Any other number keeps its spelling, however long.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import NoReturn
@@ -25,8 +27,15 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-# int() refuses more than 4,300 digits; the value is only looked at for its type.
-_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=float)
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError("a number is beyond what a double holds")
+    return value
+
+
+# An integer becomes a float as well: int() refuses more than 4,300 digits, and the value is only looked at for its type.
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_int=_finite, parse_float=_finite)
 
 
 @dataclass(frozen=True, slots=True)

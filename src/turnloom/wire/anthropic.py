@@ -15,7 +15,7 @@ from turnloom.parse.contract import TextDelta
 from turnloom.types import FinishReason, Message, Part, Reasoning, Request, Text, Tool, ToolCall, ToolResult
 from turnloom.wire import quirks
 from turnloom.wire.contract import Reply, ReplyEvent, WireError
-from turnloom.wire.json import read_object, text_of, whole_text, write
+from turnloom.wire.json import read_object, spliced, text_of, whole_text, write
 from turnloom.wire.quirks import Quirk
 
 _ERROR_TYPES = {
@@ -271,7 +271,7 @@ def _stop_reason(reply: Reply) -> tuple[str, str | None]:
 
 def _block(part: Part) -> dict[str, Any]:
     if isinstance(part, ToolCall):
-        return {"type": "tool_use", "id": part.id, "name": part.name, "input": read_object(part.arguments.encode("utf-8", "surrogatepass"))}
+        return {"type": "tool_use", "id": part.id, "name": part.name, "input": spliced(whole_text(part.arguments))}
     if isinstance(part, Reasoning):
         return {"type": "thinking", "thinking": part.text, "signature": part.ref}
     assert isinstance(part, Text)

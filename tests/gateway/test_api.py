@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
-import aiohttp
 import anthropic
 import numpy as np
 import pytest
@@ -88,9 +88,41 @@ async def test_finish_waits_for_turns_in_flight_then_cancels_them(monkeypatch: p
         await b.engine.wait_running(1)
         assert await b.handle.finish(reward=0.0) == []
         assert b.engine.running == 0
-        assert [t.outcome for t in (await b.session()).tree.turns.values()] == [Outcome.ORPHANED]
-        with pytest.raises(aiohttp.ClientError):
-            await asked
+        (turn,) = (await b.session()).tree.turns.values()
+        assert (turn.outcome, turn.error) == (Outcome.ABORTED, "the session was closed")
+        answer = await asked
+        assert (answer.status, answer.body["error"]["type"]) == (503, "api_error")
+
+
+async def test_finish_ends_a_stream_that_has_begun_in_the_dialects_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnloom.gateway.session.DRAIN_SECONDS", 0.2)
+    async with bench([Reply(text="a b c d e f g h", chunk=1, fault=Fault.STALL)]) as b:
+        asked = asyncio.create_task(b.post(user("hi", stream=True)))
+        await b.engine.wait_running(1)
+        await asyncio.sleep(0.2)
+        await b.handle.finish()
+        events = (await asked).events
+        assert [events[0][0], events[-1][0]] == ["message_start", "error"]
+        assert "message_stop" not in [name for name, _ in events]
+
+
+async def test_a_client_that_never_reads_its_reply_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnloom.gateway.respond.READ_SECONDS", 0.3)
+    long = Reply(text=(" " * 127 + "x") * 80_000, chunk=50_000, style="incremental")  # 10 MB: more than sockets hold
+    engine = ScriptedEngine([long], tokenizer=qwen_tokenizer(), end_id=151645, context_length=2_000_000)
+    async with bench(engine=engine) as b:
+        host, port = b.gateway.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1)
+        body = json.dumps(user("hi", max_tokens=1_000_000)).encode()
+        head = f"POST /s/{b.handle.key}/v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        session = await b.session()
+        async with asyncio.timeout(60):
+            while not (session.tree.turns and session.in_flight == 0):
+                await asyncio.sleep(0.05)
+        (turn,) = session.tree.turns.values()
+        assert turn.outcome is Outcome.ORPHANED
+        writer.close()
 
 
 async def test_stopping_the_gateway_keeps_what_is_in_flight_on_record(tmp_path: Path) -> None:
@@ -109,7 +141,7 @@ async def test_stopping_the_gateway_keeps_what_is_in_flight_on_record(tmp_path: 
     await store.open()
     (delta,) = await store.deltas(session_id)
     await store.close()
-    assert delta.turn.outcome is Outcome.ORPHANED
+    assert (delta.turn.outcome, delta.turn.error) == (Outcome.ABORTED, "the session was closed")
     assert len(delta.turn.output) > 0
 
 
@@ -146,6 +178,32 @@ async def test_two_turns_of_one_session_at_once_keep_their_own_tokens() -> None:
         sent = {tuple(r["input_ids"]) for r in b.engine.requests}
         assert {tuple(s.token_ids[: s.prompt_len].tolist()) for s in samples} == sent
         assert np.isclose(sum(s.weight for s in samples), 1.0)
+
+
+async def test_turns_that_start_together_have_their_reasons_too() -> None:
+    """What a turn has to do with the others is known when it is committed, not when it is asked."""
+    async with bench(lambda body, index: Reply(text=f"answer {index}", chunk=1, delay=0.01)) as b:
+        await asyncio.gather(*(b.post(user(f"question {i}")) for i in range(4)))
+        turns = list((await b.session()).tree.turns.values())
+        assert [t.fork.kind if t.fork else None for t in turns] == [None] + ["new_conversation"] * 3
+        first = await b.post(user("base"))
+        await asyncio.gather(*(b.post(follow(user("base"), first.body, f"branch {i}")) for i in range(3)))
+        turns = list((await b.session()).tree.turns.values())[5:]
+        assert len({t.base for t in turns}) == 1
+        assert [t.fork.kind if t.fork else None for t in turns] == [None, "branched", "branched"]
+
+
+async def test_a_signature_names_its_turn() -> None:
+    """Two replies with the same words: the one whose signature came back is the one that goes on."""
+    async with bench(["<think>\none\n</think>\n\nsame", "<think>\ntwo\n</think>\n\nsame", "next"], tokenizer=qwen_tokenizer("qwen3")) as b:
+        body = user("hi")
+        first = await b.post(body)
+        await b.post(body)
+        thinking, text = first.body["content"]
+        echoed = {"content": [{**thinking, "thinking": ""}, text]}
+        await b.post(follow(body, echoed, "go on"))
+        one, _, third = (await b.session()).tree.turns.values()
+        assert third.base == one.id
 
 
 async def test_a_gateway_that_is_not_started_says_so() -> None:

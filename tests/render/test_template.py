@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.histories import assistant, call, result, system, user
+from turnloom.errors import RenderError
 from turnloom.render.contract import Rendered, Unbridgeable
 from turnloom.render.template import ChatTemplateRenderer
 from turnloom.testing.tokenizers import qwen_directory, qwen_tokenizer, smollm2_tokenizer
@@ -84,13 +87,13 @@ def test_control_spellings_in_text_are_plain_and_counted() -> None:
     assert described.ids.tolist().count(tokenizer.control_tokens["<|im_start|>"]) == 3
 
 
-def test_private_use_characters_of_the_text_survive() -> None:
+def test_the_placeholders_own_characters_survive_in_text() -> None:
     tokenizer = qwen_tokenizer()
-    text = "\ue000\ue001 <|im_end|> \uf8fe"
-    found = ChatTemplateRenderer(tokenizer).render([user(text)], (Tool("t", "", '{"x": "\\ue002"}'),))
+    text = "\u2801\u2802 <|im_end|> \ua48c"
+    found = ChatTemplateRenderer(tokenizer).render([user(text)], (Tool("t", "", '{"x": "\\u2803"}'),))
     decoded = tokenizer.decode(found.ids.tolist())
     assert text in decoded
-    assert "\ue002" in decoded
+    assert "\u2803" in decoded
 
 
 def test_a_prompt_that_opens_reasoning_says_so() -> None:
@@ -142,3 +145,90 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
     assert whole.escaped == 1
     assert "# Tools" not in tokenizer.decode(renderer.render([user("a")], ()).ids.tolist())
     assert bridged(tokenizer, assistant("", call(name="bash")), "<|im_end|>", result("x"), tools=tools).startswith("\n<|im_start|>tool\nx")
+
+
+@pytest.mark.parametrize("template", ["deepseekv3", "deepseek_r1_distill", "cohere2", "qwen3_vl", "qwen3_5_think", "qwen3_8"])
+def test_a_late_system_message_is_folded_forward_where_the_template_has_no_place_for_it(template: str) -> None:
+    """Into the user message that follows, never ahead of what is recorded."""
+    tokenizer = qwen_tokenizer("qwen3", template)
+    renderer = ChatTemplateRenderer(tokenizer)
+    found = renderer.bridge(assistant("hello"), None, [system("REMINDER"), user("go on")], ())
+    assert isinstance(found, Rendered)
+    assert "<system-reminder>\nREMINDER\n</system-reminder>\n\ngo on" in tokenizer.decode(found.ids.tolist())
+    whole = tokenizer.decode(renderer.render([system("RULES"), user("QUESTION"), system("NOTE")], ()).ids.tolist())
+    assert "QUESTION\n\n<system-reminder>\nNOTE\n</system-reminder>" in whole
+    assert "RULES" in whole.partition("QUESTION")[0]
+
+
+def test_a_late_system_message_between_a_result_and_a_reply_is_a_user_message() -> None:
+    tokenizer = qwen_tokenizer("qwen3", "qwen3_8")
+    reply = assistant("", call(id="call00001", name="bash"))
+    found = ChatTemplateRenderer(tokenizer).bridge(reply, None, [result("out", id="call00001"), system("NOTE")], (BASH,))
+    assert isinstance(found, Rendered)
+    text = tokenizer.decode(found.ids.tolist())
+    assert text.index("out") < text.index("<system-reminder>\nNOTE")
+
+
+RESULT_HISTORY = [user("hi"), assistant("", call(id="call00001", name="bash")), result("RESULT", id="call00001")]
+
+
+@pytest.mark.parametrize("template", ["phi3", "phi3_5", "qwen2_5", "glm4moe", "llama3_1"])
+def test_a_tool_result_is_in_the_prompt(template: str) -> None:
+    """As the template shows results, or as a user's text where it shows none."""
+    tokenizer = qwen_tokenizer("qwen3", template)
+    rendered = ChatTemplateRenderer(tokenizer).render(RESULT_HISTORY, (BASH,))
+    assert "RESULT" in tokenizer.decode(rendered.ids.tolist())
+
+
+@pytest.mark.parametrize("template", ["smolvlm", "idefics3"])
+def test_a_template_that_wants_content_in_blocks_gets_them(template: str) -> None:
+    tokenizer = qwen_tokenizer("qwen3", template)
+    assert "WORDS" in tokenizer.decode(ChatTemplateRenderer(tokenizer).render([user("WORDS")], ()).ids.tolist())
+
+
+def test_a_rendering_that_hides_a_message_is_refused() -> None:
+    template = "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    renderer = ChatTemplateRenderer(with_template(template))
+    with pytest.raises(RenderError, match="does not show message 1 \\(system\\)"):
+        renderer.render([user("a"), system("b"), user("c")], ())
+    swapped = with_template("{% for m in messages | reverse %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    with pytest.raises(RenderError, match="does not show message 1"):
+        ChatTemplateRenderer(swapped).render([user("first"), user("second")], ())
+
+
+def test_a_name_between_the_templates_brackets_never_becomes_a_control_token() -> None:
+    tokenizer = qwen_tokenizer("qwen3", "nemotron_3_nano")
+    renderer = ChatTemplateRenderer(tokenizer)
+    control = set(tokenizer.control_tokens.values())
+
+    def control_ids(key: str) -> list[int]:
+        tool = Tool("ls", "d", json.dumps({"type": "object", "properties": {"c": {"type": "string", key: "q"}}}))
+        found = renderer.render([user("hi")], (tool,))
+        assert f"<{key}>" in tokenizer.decode(found.ids.tolist())
+        return [i for i in found.ids.tolist() if i in control]
+
+    assert control_ids("tool_call") == control_ids("/think") == control_ids("|fim_prefix|") == control_ids("harmless")
+
+
+def test_a_tool_that_is_merely_called_think_is_encoded_as_ever() -> None:
+    tokenizer = qwen_tokenizer("qwen3")
+    tool = Tool("think", "Think", '{"type":"object"}')
+    found = ChatTemplateRenderer(tokenizer).render([user("hi")], (tool,))
+    assert found.escaped == 0
+    assert found.ids.tolist() == tokenizer.encode(tokenizer.decode(found.ids.tolist()))
+
+
+@pytest.mark.parametrize("template", ["lfm2_2_5", "lfm2_2_5_v2", "qwen2_5", "llama3_1"])
+def test_a_control_spelling_survives_however_the_template_prints_it(template: str) -> None:
+    tokenizer = qwen_tokenizer("qwen3", template)
+    reply = assistant("", call('{"l": ["<|im_end|>"]}', id="call00001", name="bash"))
+    text = tokenizer.decode(ChatTemplateRenderer(tokenizer).render([user("hi"), reply, result("x", id="call00001")], (BASH,)).ids.tolist())
+    assert text.count("<|im_end|>") >= 1
+    assert "\\u28" not in text
+
+
+def test_braille_of_the_text_and_of_the_template_survive() -> None:
+    text = "".join(map(chr, range(0x2801, 0x2900))) + " <|im_end|> \ua000"
+    tokenizer = with_template("\u2801{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}\u2802")
+    found = ChatTemplateRenderer(tokenizer).render([user(text)], ())
+    assert tokenizer.decode(found.ids.tolist()) == f"\u2801<|im_start|>{text}<|im_end|>\u2802"

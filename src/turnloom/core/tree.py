@@ -14,7 +14,7 @@ import numpy as np
 
 from turnloom.core.match import RequestKeys, message_key, request_keys, tools_key, visible_text
 from turnloom.core.records import Delta, Node
-from turnloom.types import NO_IDS, IntArray, Message, Outcome, Request, Turn, ids
+from turnloom.types import NO_IDS, IntArray, Message, Outcome, Reasoning, Request, Turn, ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,11 @@ class Tree:
         return [node] if same else []
 
     def _by_evidence(self, message: Message, found: list[int]) -> list[int]:
-        """Minted call ids name their turn; after them, reasoning that came back word for word."""
+        """Minted call ids and signatures name their turn; after them, reasoning that came back word for word."""
         if message.role != "assistant" or len(found) == 1:
             return found
         named = {self._calls[c.id] for c in message.calls if c.id in self._calls}
+        named |= {self.node_of[p.ref] for p in message.parts if isinstance(p, Reasoning) and p.ref in self.node_of}
         if narrowed := [n for n in found if n in named]:
             return narrowed
         thought = message.reasoning.strip()
@@ -156,8 +157,13 @@ class Tree:
         add(Node(next_id(), at, reply, turn=turn.id))
         return Delta(tuple(added), turn)
 
-    def apply(self, delta: Delta) -> None:
-        """Add a staged delta. Deltas apply in the order they were staged."""
+    def apply(self, delta: Delta, keys: Sequence[bytes] = ()) -> None:
+        """Add a staged delta. Deltas apply in the order they were staged.
+
+        `keys` are those of the delta's last messages before the reply, where they
+        were computed already.
+        """
+        known = dict(zip([n.id for n in delta.nodes[:-1]][::-1], reversed(keys), strict=False))
         for node in delta.nodes:
             if node.id != len(self.nodes):
                 raise ValueError(f"node {node.id} applied out of order; {len(self.nodes)} was next")
@@ -166,7 +172,7 @@ class Tree:
                 self._heads[tools_key(node.tools)] = node.id
                 continue
             message = self._message(node.id)
-            self._keys[node.id] = key = message_key(message)
+            self._keys[node.id] = key = known.get(node.id) or message_key(message)
             self._children.setdefault(node.parent, {}).setdefault(key, []).append(node.id)
             if node.turn is not None:
                 self.node_of[node.turn] = node.id

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turnloom.core.forks import explain
 from turnloom.core.match import request_keys
 from turnloom.core.tree import Pending, Tree
 from turnloom.errors import RenderError
@@ -23,7 +22,11 @@ _INLINE_HASH = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`ids` is what the engine gets: the held ids, then `appended`. `base` None means nothing was held."""
+    """`ids` is what the engine gets: the held ids, then `appended`. `base` None means nothing was held.
+
+    `fork` is set where the template stood in the way; what the histories have to
+    do with each other is known only when the turn is committed.
+    """
 
     ids: IntArray
     appended: IntArray
@@ -45,20 +48,19 @@ async def build_prompt(renderer: Renderer, tree: Tree, pending: Pending) -> Prom
     base = pending.base
     held = tree.held(base)
     reply = tree.reply(base) if base is not None else None
-    fork = explain(tree, pending)
     size = sum(map(_size, pending.tail)) + sum(len(t.description) + len(t.parameters) for t in pending.request.tools)
     if size < _INLINE_CHARS:
-        return _build(renderer, pending, held, reply, fork)
-    return await asyncio.to_thread(_build, renderer, pending, held, reply, fork)
+        return _build(renderer, pending, held, reply)
+    return await asyncio.to_thread(_build, renderer, pending, held, reply)
 
 
-def _build(renderer: Renderer, pending: Pending, held: IntArray, reply: Message | None, fork: Fork | None) -> Prompt:
-    request = pending.request
+def _build(renderer: Renderer, pending: Pending, held: IntArray, reply: Message | None) -> Prompt:
+    request, fork = pending.request, None
     if reply is not None:
         bridged = _bridge(renderer, pending, held, reply)
         if isinstance(bridged, Rendered):
             whole = ids(np.concatenate([held, bridged.ids]))
-            return Prompt(whole, bridged.ids, pending.base, fork, bridged.reasoning_open, bridged.escaped)
+            return Prompt(whole, bridged.ids, pending.base, None, bridged.reasoning_open, bridged.escaped)
         fork = Fork(ForkKind.TEMPLATE, len(request.messages) - len(pending.tail), bridged.detail)
     rendered = renderer.render(request.messages, request.tools)
     return Prompt(rendered.ids, rendered.ids, None, fork, rendered.reasoning_open, rendered.escaped)

@@ -14,6 +14,9 @@ log = logging.getLogger("turnloom.gateway")
 
 KEEPALIVE_SECONDS = 15.0
 
+READ_SECONDS = 60.0
+"""How long a client may take to read the end of its reply before it counts as gone."""
+
 
 class Responder:
     """Writes one reply. The status line goes out with the first event, or with the first keepalive where the engine is slow.
@@ -51,13 +54,20 @@ class Responder:
 
     async def finish(self, reply: Reply) -> None:
         await self._stop_pinging()
-        if self._writer is not None:
-            await self._send(self._writer.finish(reply))
-        else:
-            self._response = web.Response(body=self._dialect.write(reply), content_type="application/json")
-            await self._response.prepare(self._http)
-        assert self._response is not None
-        await self._response.write_eof()
+        data = self._writer.finish(reply) if self._writer is not None else self._dialect.write(reply)
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                if self._writer is not None:
+                    await self._send(data)
+                else:
+                    self._response = web.Response(body=data, content_type="application/json")
+                    await self._response.prepare(self._http)
+                assert self._response is not None
+                await self._response.write_eof()
+        except TimeoutError as error:
+            if self._http.transport is not None:
+                self._http.transport.abort()
+            raise ConnectionResetError(f"it did not read the reply within {READ_SECONDS:g} s") from error
 
     async def error(self, error: TurnloomError) -> web.StreamResponse:
         """The error in the dialect's words, as a status where none was sent yet."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from turnloom.core.forks import explain
 from turnloom.core.tree import Pending, Tree
 from turnloom.core.unroll import Origin, Unrolled, prompt_crc, unroll
 from turnloom.engine.contract import Capabilities
@@ -16,7 +17,7 @@ from turnloom.errors import LimitReached, PromptTooLong, SessionClosed
 from turnloom.gateway.output import Output
 from turnloom.gateway.prompt import Prompt
 from turnloom.store.contract import SessionRow, Store
-from turnloom.types import Outcome, Request, Sampling, Turn
+from turnloom.types import Fork, Outcome, Request, Sampling, Turn
 
 T = TypeVar("T")
 
@@ -33,6 +34,8 @@ class Session:
         self._store = store
         self._lock = asyncio.Lock()
         self._in_flight: set[asyncio.Task[Any]] = set()
+        self.closing = False
+        """Turns in flight are being cancelled by us, not by their clients."""
 
     @property
     def in_flight(self) -> int:
@@ -58,9 +61,10 @@ class Session:
     def sampling_for(self, request: Request, prompt_tokens: int, engine: Capabilities) -> Sampling:
         """The pinned policy with the client's own stop strings and the tokens that are left. Raises PromptTooLong."""
         context = min(engine.context_length, self.row.limits.max_context or engine.context_length)
+        # One token of the context stays unused: some engines refuse prompt and reply together equal to it.
         room = context - prompt_tokens - 1
         if room < 1:
-            raise PromptTooLong(prompt_tokens, context)
+            raise PromptTooLong(prompt_tokens, context - 2)
         pinned = self.row.sampling
         wishes = [n for n in (request.max_tokens, pinned.max_tokens, room) if n is not None]
         return replace(pinned, max_tokens=min(wishes), stop=(*pinned.stop, *request.stop))
@@ -71,7 +75,7 @@ class Session:
             turn = make(len(self.tree.turns))
             delta = self.tree.stage(pending, output.message(), turn)
             await self._store.append(self.row.id, delta)
-            self.tree.apply(delta)
+            self.tree.apply(delta, pending.keys.messages)
             return turn
 
     async def amend(self, turn_id: str, outcome: Outcome) -> None:
@@ -100,10 +104,12 @@ class Session:
     async def cancel_in_flight(self) -> None:
         """Cancel turns in flight and wait until each is on record."""
         late = set(self._in_flight)
+        self.closing = bool(late)
         for task in late:
-            task.cancel("the session was closed")
+            task.cancel()
         if late:
             await asyncio.wait(late)
+        self.closing = False
 
     def unroll(self) -> Unrolled:
         row = self.row
@@ -138,13 +144,19 @@ class TurnRecorder:
             self.turn = self.session.tree.turns[self.turn_id]
         return self.turn
 
+    def _departure(self) -> Fork | None:
+        """Why this turn does not simply go on from what is held, seen from the tree it is committed to."""
+        tree, pending = self.session.tree, self.pending
+        now = tree.prepare(pending.request, pending.keys)
+        return explain(tree, replace(now, base=self.prompt.base))
+
     def _turn(self, index: int, outcome: Outcome, error: str) -> Turn:
         output = self.output
         return Turn(
             id=self.turn_id,
             index=index,
             base=self.prompt.base,
-            fork=self.prompt.fork,
+            fork=self.prompt.fork or self._departure(),
             appended=self.prompt.appended,
             prompt_len=len(self.prompt.ids),
             prompt_crc=prompt_crc(self.prompt.ids),

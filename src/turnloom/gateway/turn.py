@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from turnloom.engine.contract import Engine
-from turnloom.errors import EngineAborted
+from turnloom.errors import EngineAborted, SessionClosed
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.output import Output
 from turnloom.gateway.prompt import build_prompt, prepare
@@ -65,8 +65,14 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
                 raise EngineAborted(f"the engine ended this reply early: {output.finish.message or 'aborted'}")
             turn = await record(Outcome.DELIVERED)
             await out.finish(Reply(turn_id, model, output.message(), output.finish, len(prompt.ids), len(output.ids)))
-        except (asyncio.CancelledError, ConnectionError):
-            await record(Outcome.ORPHANED, "the client left")
+        except asyncio.CancelledError:
+            if not session.closing:
+                await record(Outcome.ORPHANED, "the client left")
+                raise
+            await record(Outcome.ABORTED, "the session was closed")
+            raise SessionClosed("the session was closed while this reply was being sampled") from None
+        except ConnectionError as error:
+            await record(Outcome.ORPHANED, f"the client left: {error}")
             raise
         except TimeoutError as error:
             await record(Outcome.ABORTED, "the turn's time was up")

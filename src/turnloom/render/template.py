@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,15 @@ from turnloom.errors import RenderError
 from turnloom.render.contract import Rendered, Tokenizer, Unbridgeable
 from turnloom.types import Message, Tool, ToolCall, ToolResult, ids
 
-_PRIVATE = range(0xE000, 0xF8FF)
-"""Unicode's private use area: characters that no template and hardly any text uses."""
+_MARKS = (*range(0x2801, 0x2900), *range(0xA000, 0xA48D))
+"""Braille patterns and Yi syllables stand for what is shielded: rare, never blank, and printed as they are by Python and JSON."""
 
-_ESCAPED_PRIVATE = re.compile(r"\\u([eE][0-9a-fA-F]{3}|[fF][0-8][0-9a-fA-F]{2})")
+_MARK_SET = frozenset(map(chr, _MARKS))
+
+_ESCAPED_MARK = re.compile(r"\\u(28[0-9a-fA-F]{2}|[aA][0-4][0-9a-fA-F]{2})")
 """The same characters as JSON text may spell them."""
+
+_PROBE_TOOL = {"type": "function", "function": {"name": "probed", "description": "probed", "parameters": {"type": "object"}}}
 
 _REASONING_OPENERS = ("<think>",)
 
@@ -48,34 +52,43 @@ class ChatTemplateRenderer:
 
     def __init__(self, tokenizer: Tokenizer, template_kwargs: Mapping[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._blocks = False
         self._kwargs = dict(template_kwargs or {})
         spellings = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, spellings))) if spellings else None
+        self._inner = {s[1:-1]: s for s in spellings if s[0] in "<[" and len(s) > 2}
+        self._own_marks = frozenset(tokenizer.chat_template) & _MARK_SET
         self._spelling = {i: s for s, i in tokenizer.control_tokens.items()}
-        plain, with_call = self._probe_close(()), self._probe_close((ToolCall("call00000", "f", "{}"),))
+        self._blocks = not self._shows(_user("probed")) and self._shows([{"role": "user", "content": [{"type": "text", "text": "probed"}]}])
+        call = (ToolCall("call00000", "f", "{}"),)
+        plain, with_call = self._probe_close(()), self._probe_close(call)
         self._shows_calls = with_call is not None
-        self._shows_tools = self._probe_tools()
+        self._shows_tools = self._shows(_user("."), [_PROBE_TOOL])
+        result = {"role": "tool", "content": "probed", "tool_call_id": "call00000", "name": "f"}
+        self._shows_results = self._shows([*_user("."), _anchored(call if self._shows_calls else (), ".", None), result])
+        late = [*_user("."), {"role": "assistant", "content": "opened"}, {"role": "system", "content": "probed"}, *_user(".")]
+        self._late_system = "probed" in self._probe(late).partition("opened")[2]
         self._close = {False: plain or _Close(None, ""), True: with_call or plain or _Close(None, "")}
         self.end_ids = tokenizer.eos_ids | {close.end for close in self._close.values() if close.end is not None}
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
-        shield = _Shield(self._control, messages, tools)
-        chat = self._chat(messages, shield)
-        if shield.tools and not self._shows_tools:
-            chat = _with_tools_text(chat, shield.tools)
-        text = self._template(chat, shield.tools)
+        text, shield = self._shielded(messages, tools, lambda shield: self._whole(messages, shield))
+        hidden = self._hidden(text, messages, shield)
+        if hidden is not None:
+            raise RenderError(
+                f"the chat template does not show message {hidden} ({messages[hidden].role}); send it in another role or place"
+            )
         encoded, escaped = self._encode(text, shield)
         return Rendered(ids(encoded), _reasoning_open(text), escaped)
 
     def bridge(self, reply: Message, last_id: int | None, new: Sequence[Message], tools: Sequence[Tool]) -> Rendered | Unbridgeable:
-        shield = _Shield(self._control, (reply, *new), tools)
-        anchor = shield.unused()
-        calls = reply.calls if self._shows_calls else ()
-        stand_in = [{"role": "user", "content": "."}, _anchored(calls, anchor, shield)]
-        text = self._template(stand_in + self._chat(new, shield, reply.calls), shield.tools)
-        _, found, after = text.partition(anchor)
+        text, shield = self._shielded((reply, *new), tools, lambda shield: self._continued(reply, new, shield))
+        _, found, after = text.partition(shield.anchor)
         if not found:
             return Unbridgeable("the template does not show the assistant message it is given")
+        hidden = self._hidden(after, new, shield)
+        if hidden is not None:
+            return Unbridgeable(f"the template does not show a {new[hidden].role} message after the assistant's")
         close = self._close[bool(reply.calls)]
         if not after.startswith(close.text):
             return Unbridgeable("the template closes an assistant message differently once more follows")
@@ -86,10 +99,71 @@ class ChatTemplateRenderer:
             return Unbridgeable(f"the template writes no {self._spelling[close.end]} after an assistant message once more follows")
         return Rendered(ids(encoded[skip:]), _reasoning_open(after), escaped)
 
+    def _whole(self, messages: Sequence[Message], shield: _Shield) -> str:
+        chat = self._chat(messages, shield)
+        if shield.tools and not self._shows_tools:
+            chat = _with_tools_text(chat, shield.tools)
+        return self._template(chat, shield.tools)
+
+    def _continued(self, reply: Message, new: Sequence[Message], shield: _Shield) -> str:
+        """A stand-in history whose last reply ends in the anchor, and what follows it."""
+        stand_in = [*_user("."), _anchored(reply.calls if self._shows_calls else (), shield.anchor, shield)]
+        return self._template(stand_in + self._chat(new, shield, reply), shield.tools)
+
+    def _shielded(self, messages: Sequence[Message], tools: Sequence[Tool], write: Callable[[_Shield], str]) -> tuple[str, _Shield]:
+        """The rendered text and what was shielded in it.
+
+        A template may put a name between the brackets of a control token
+        (`<` + key + `>`). Where a text is such a name it is written a second time
+        with the name shielded, and that one is taken if the brackets are there.
+        """
+        shield = _Shield(self._control, self._inner, self._own_marks, messages, tools)
+        text = write(shield)
+        if shield.names:
+            strict = _Shield(self._control, self._inner, self._own_marks, messages, tools, shield_names=True)
+            second = write(strict)
+            if any(
+                f"{self._inner[name][0]}{mark}{self._inner[name][-1]}" in second
+                for mark, name in strict.spellings.items()
+                if name in self._inner
+            ):
+                return second, strict
+        return text, shield
+
+    def _hidden(self, text: str, messages: Sequence[Message], shield: _Shield) -> int | None:
+        """The first message whose words the template left out, None where it shows all of them.
+
+        Users' messages and tool results must stand in their order; a system
+        message anywhere, since templates move it. A reply with calls may lose its
+        words: some templates were trained without them.
+        """
+        at = 0
+        for i, message in enumerate(messages):
+            words = shield(message.text).strip()
+            if not words or message.calls:
+                continue
+            start = 0 if message.role == "system" else at
+            found = next(((p, len(w)) for w in _spellings(words) if (p := text.find(w, start)) >= 0), None)
+            if found is None:
+                return i
+            if message.role != "system":
+                at = found[0] + found[1]
+        return None
+
+    def _shows(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> bool:
+        """Whether the word that a probe holds is in what the template writes."""
+        return "probed" in self._probe(chat, tools)
+
+    def _probe(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        try:
+            return self._template(chat, tools)
+        except RenderError:
+            return ""
+
     def _probe_close(self, calls: tuple[ToolCall, ...]) -> _Close | None:
         """How the template closes an assistant message; None when it does not show one like this."""
-        anchor = chr(_PRIVATE[-1])
-        chat = [{"role": "user", "content": "."}, _anchored(calls, anchor, None)]
+        anchor = chr(_MARKS[-1])
+        chat = [*_user("."), _anchored(calls, anchor, None)]
         try:
             _, found, after = self._template(chat, None, generation_prompt=False).partition(anchor)
         except RenderError:
@@ -99,9 +173,9 @@ class ChatTemplateRenderer:
         special = [i for i in self._tokenizer.encode(after) if i in self._tokenizer.special_ids and i in self._spelling]
         return _Close(special[-1], after[: after.rfind(self._spelling[special[-1]])]) if special else _Close(None, after)
 
-    def _chat(self, messages: Sequence[Message], shield: _Shield, earlier_calls: Sequence[ToolCall] = ()) -> list[dict[str, Any]]:
-        """Messages as chat templates take them. A tool message carries the name of the call it answers."""
-        names = {c.id: c.name for c in earlier_calls}
+    def _chat(self, messages: Sequence[Message], shield: _Shield, follows: Message | None = None) -> list[dict[str, Any]]:
+        """Messages as chat templates take them, from the start or after a reply. A tool message carries the name of its call."""
+        names = {c.id: c.name for c in follows.calls} if follows else {}
         chat: list[dict[str, Any]] = []
         for message in messages:
             item: dict[str, Any] = {"role": message.role, "content": shield(message.text)}
@@ -114,24 +188,20 @@ class ChatTemplateRenderer:
                 else:
                     item["content"] = shield("\n".join(filter(None, [message.text, *map(_call_text, message.calls)])))
             for part in message.parts:
-                if isinstance(part, ToolResult):
+                if isinstance(part, ToolResult) and not self._shows_results:
+                    item = {"role": "user", "content": f"<tool_response>\n{shield(part.text)}\n</tool_response>"}
+                elif isinstance(part, ToolResult):
                     item["tool_call_id"] = shield(part.call_id)
                     if part.call_id in names:
                         item["name"] = shield(names[part.call_id])
             chat.append(item)
-        return chat
-
-    def _probe_tools(self) -> bool:
-        """Whether the template tells the model of its tools."""
-        tool = {"type": "function", "function": {"name": "probed", "description": "probed", "parameters": {"type": "object"}}}
-        try:
-            return "probed" in self._template([{"role": "user", "content": "."}], [tool])
-        except RenderError:
-            return False
+        return chat if self._late_system else _fold_late_system(chat, keep_first=not follows)
 
     def _template(
         self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, generation_prompt: bool = True
     ) -> str:
+        if self._blocks:
+            chat = [{**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m for m in chat]
         return self._tokenizer.apply_template(chat, tools, generation_prompt=generation_prompt, **self._kwargs)
 
     def _encode(self, text: str, shield: _Shield) -> tuple[list[int], int]:
@@ -157,25 +227,40 @@ class _Close:
 class _Shield:
     """Replaces control-token spellings in message text with placeholders that the text does not hold."""
 
-    def __init__(self, control: re.Pattern[str] | None, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        self._control = control
+    def __init__(
+        self,
+        control: re.Pattern[str] | None,
+        inner: Mapping[str, str],
+        taken: frozenset[str],
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        shield_names: bool = False,
+    ) -> None:
+        self._control, self._inner, self._shield_names = control, inner, shield_names
+        self.names: set[str] = set()
+        """Texts met that are a control token less its brackets."""
         self.spellings: dict[str, str] = {}
         self._by_spelling: dict[str, str] = {}
         texts = [t for m in messages for p in m.parts for t in _texts(p)] + [t for tool in tools for t in _tool_texts(tool)]
-        self._taken = {c for t in texts if not t.isascii() for c in t if ord(c) in _PRIVATE}
-        self._taken |= {chr(int(code, 16)) for t in texts for code in _ESCAPED_PRIVATE.findall(t)}
+        self._taken = set(taken).union(*(_MARK_SET.intersection(t) for t in texts if not t.isascii()))
+        self._taken |= {chr(int(code, 16)) for t in texts for code in _ESCAPED_MARK.findall(t)}
+        self.anchor = self.unused()
         self.tools: list[dict[str, Any]] | None = [_template_tool(t, self) for t in tools] or None
 
     def unused(self) -> str:
         """A character that no text here holds."""
-        for code in _PRIVATE:
+        for code in _MARKS:
             if (c := chr(code)) not in self._taken:
                 self._taken.add(c)
                 return c
-        raise RenderError("the messages use every private-use character; send less of them")
+        raise RenderError("the messages use every braille pattern and Yi syllable at once; send fewer of them")
 
     def __call__(self, text: str) -> str:
-        return self._control.sub(self._placeholder, text) if self._control else text
+        if text in self._inner:
+            self.names.add(text)
+            return self._mark(text) if self._shield_names else text
+        return self._control.sub(lambda match: self._mark(match.group()), text) if self._control else text
 
     def value(self, value: Any) -> Any:
         """Shield every string of a JSON value, keys too."""
@@ -187,8 +272,7 @@ class _Shield:
             return {self(k): self.value(v) for k, v in value.items()}
         return value
 
-    def _placeholder(self, match: re.Match[str]) -> str:
-        spelling = match.group()
+    def _mark(self, spelling: str) -> str:
         if spelling not in self._by_spelling:
             self._by_spelling[spelling] = mark = self.unused()
             self.spellings[mark] = spelling
@@ -196,6 +280,17 @@ class _Shield:
 
     def placeholders(self) -> re.Pattern[str]:
         return re.compile("([" + "".join(self.spellings) + "])")
+
+
+def _user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def _spellings(words: str) -> Iterator[str]:
+    """As they are, or inside a JSON string."""
+    yield words
+    yield json.dumps(words, ensure_ascii=False)[1:-1]
+    yield json.dumps(words)[1:-1]
 
 
 def _texts(part: Any) -> tuple[str, ...]:
@@ -222,6 +317,31 @@ def _anchored(calls: Sequence[ToolCall], anchor: str, shield: _Shield | None) ->
     tool_calls = [_template_call(c, {}, shield) for c in calls]
     tool_calls[-1]["function"]["arguments"] = {"a": anchor}
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
+
+
+def _fold_late_system(chat: Sequence[dict[str, Any]], *, keep_first: bool) -> list[dict[str, Any]]:
+    """System messages that a template has no place for, as reminders: in front of the user message that follows, else
+    at the end of the one before, else as a user message."""
+    folded: list[dict[str, Any]] = []
+    reminders: list[str] = []
+    for i, item in enumerate(chat):
+        if item["role"] == "system" and (i or not keep_first):
+            reminders.append(f"<system-reminder>\n{item['content']}\n</system-reminder>")
+            continue
+        if reminders and item["role"] == "user":
+            item = {**item, "content": "\n\n".join([*reminders, item["content"]])}
+            reminders = []
+        elif reminders:
+            folded, reminders = _with_reminders(folded, reminders), []
+        folded.append(item)
+    return _with_reminders(folded, reminders) if reminders else folded
+
+
+def _with_reminders(chat: list[dict[str, Any]], reminders: Sequence[str]) -> list[dict[str, Any]]:
+    text = "\n\n".join(reminders)
+    if chat and chat[-1]["role"] == "user":
+        return [*chat[:-1], {**chat[-1], "content": f"{chat[-1]['content']}\n\n{text}"}]
+    return [*chat, {"role": "user", "content": text}]
 
 
 def _with_tools_text(chat: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ nothing. How strongly a sandbox keeps its processes in is the backend's to say;
 `local` does not.
 """
 
-from turnloom.sandbox.contract import ExecResult, Sandbox
+from turnloom.sandbox.contract import ExecResult, Sandbox, SandboxUnavailable
 from turnloom.sandbox.local import LocalSandbox
 
-__all__ = ["ExecResult", "LocalSandbox", "Sandbox"]
+__all__ = ["ExecResult", "LocalSandbox", "Sandbox", "SandboxUnavailable"]

@@ -12,11 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from turnloom.errors import SandboxError
+
 OUTPUT_LIMIT = 1 << 20
 """Bytes kept of each output stream unless the caller says otherwise."""
 
 FILE_LIMIT = 256 << 20
 """Bytes that `read_file` returns at most."""
+
+
+class SandboxUnavailable(SandboxError):
+    """The sandbox itself gives out: no connection, processes, descriptors, memory or disk left, or it is not running.
+
+    A backend raises this for what nothing done inside can be blamed for, and a plain SandboxError for all else.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class ExecResult:
 class Sandbox(Protocol):
     """One place to run things in, used once: start, work, stop.
 
-    Everything but `stop` raises SandboxError before `start` and after `stop`.
+    Everything but `stop` raises SandboxUnavailable before `start` and after `stop`.
     """
 
     @property
@@ -92,10 +101,13 @@ class Sandbox(Protocol):
         The environment is PATH, LANG, HOME and TMPDIR, then `env`: nothing of
         the caller's own. `stdin` None is an empty input. After `timeout` seconds
         all that the command started gets TERM, a moment later KILL, and the
-        result says `timed_out`. When exec returns, or is cancelled, nothing the
-        command started is left running. Output beyond `output_limit` bytes a
-        stream is read and dropped from the middle, so a command never blocks on
-        it. Raises SandboxError when the command cannot be started.
+        result says `timed_out`. When exec returns, or is cancelled, all that the
+        command started has been ended, also what runs in a session of its own.
+        A process that hides on purpose (leaves the session and clears its
+        environment) is ended for certain only by a backend that isolates.
+        Output beyond `output_limit` bytes a stream is read and dropped from the
+        middle, so a command never blocks on it. Raises SandboxError when the
+        command cannot be started.
         """
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -111,4 +123,7 @@ class Sandbox(Protocol):
         """Copy a file or directory out to a host path that does not exist yet. Raises SandboxError when `path` is missing."""
 
     async def stop(self) -> None:
-        """End every process of the sandbox and remove every file. Safe to call twice, and before `start`."""
+        """End the processes of the sandbox, as `exec` does, and remove every file. Safe to call twice, and before `start`.
+
+        Raises SandboxError when something is left behind.
+        """

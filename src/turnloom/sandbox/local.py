@@ -5,11 +5,15 @@ caller's secrets, and an end to all its processes. It does not keep anything in:
 the commands run as the user who runs Turnloom, with that user's files, network
 and rights. Use it for agents and tasks you would run yourself; for anything else
 use a backend that isolates.
+
+What a killed process of Turnloom left behind, directories and processes, is
+removed when the next one starts its first sandbox in the same place.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -22,7 +26,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from turnloom.errors import SandboxError
-from turnloom.sandbox.contract import FILE_LIMIT, OUTPUT_LIMIT, ExecResult
+from turnloom.sandbox import directories
+from turnloom.sandbox.contract import FILE_LIMIT, OUTPUT_LIMIT, ExecResult, SandboxUnavailable
 from turnloom.sandbox.output import Drain
 from turnloom.sandbox.processes import TAG, kill_all, terminate
 
@@ -30,6 +35,11 @@ log = logging.getLogger("turnloom.sandbox")
 
 _DRAIN_TIME = 2.0
 """Seconds to wait for an output pipe to close after all processes are gone; only one that got away holds it longer."""
+
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT})
+"""What this machine has run out of, whoever asks."""
+
+_swept: set[Path | None] = set()
 
 
 class LocalSandbox:
@@ -42,7 +52,7 @@ class LocalSandbox:
         self._grace = grace
         self._id = uuid.uuid4().hex
         self._execs = 0
-        self._root: Path | None = None
+        self._place: directories.Place | None = None
 
     @property
     def root(self) -> str:
@@ -57,12 +67,15 @@ class LocalSandbox:
         return str(self._base() / "home")
 
     async def start(self) -> None:
-        if self._root is not None:
+        if self._place is not None:
             raise SandboxError("the sandbox is already started")
+        if self._parent not in _swept:
+            _swept.add(self._parent)
+            await sweep(self._parent)
         try:
-            self._root = await asyncio.to_thread(_make_root, self._parent)
+            self._place = await asyncio.to_thread(directories.make, self._parent, self._id)
         except OSError as error:
-            raise SandboxError(f"cannot make a sandbox directory: {error}") from error
+            raise _failure("make a sandbox directory", error) from error
 
     async def exec(
         self,
@@ -108,7 +121,12 @@ class LocalSandbox:
             raise SandboxError("the command or its environment holds a NUL byte")  # uvloop would cut it short there.
         # Pipes of our own: asyncio's would make wait() last until every process that inherited them has ended.
         out, out_end = await _open_pipe(output_limit)
-        err, err_end = await _open_pipe(output_limit)
+        try:
+            err, err_end = await _open_pipe(output_limit)
+        except BaseException:
+            out[0].close()
+            os.close(out_end)
+            raise
         try:
             with _input_file(stdin) as source:
                 process = await asyncio.create_subprocess_exec(
@@ -118,7 +136,7 @@ class LocalSandbox:
             out[0].close()
             err[0].close()
             if isinstance(error, OSError | ValueError):
-                raise SandboxError(f"cannot start {argv[0]!r}: {error}") from error
+                raise _failure(f"start {argv[0]!r}", error) from error
             raise
         finally:
             os.close(out_end)
@@ -137,14 +155,14 @@ class LocalSandbox:
         try:
             await asyncio.to_thread(_write_whole, target, data)
         except OSError as error:
-            raise SandboxError(f"cannot write {path!r}: {error}") from error
+            raise _failure(f"write {path!r}", error) from error
 
     async def read_file(self, path: str, *, limit: int = FILE_LIMIT) -> bytes:
         target = self._inside(path)
         try:
             return await asyncio.to_thread(_read_regular, target, limit)
         except OSError as error:
-            raise SandboxError(f"cannot read {path!r}: {error}") from error
+            raise _failure(f"read {path!r}", error) from error
 
     async def upload(self, source: Path, path: str) -> None:
         await self._copy(source, self._inside(path), path)
@@ -155,25 +173,18 @@ class LocalSandbox:
     async def _copy(self, source: Path, target: Path, path: str) -> None:
         try:
             await asyncio.to_thread(_copy_tree, source, target)
-        except (OSError, shutil.Error) as error:
-            raise SandboxError(f"cannot copy {path!r}: {error}") from error
+        except (OSError, RecursionError) as error:
+            raise _failure(f"copy {path!r}", error) from error
 
     async def stop(self) -> None:
-        root, self._root = self._root, None
-        if root is not None:
-            await _to_the_end(self._remove(root))
-
-    async def _remove(self, root: Path) -> None:
-        await kill_all(f"{self._id}.")
-        try:
-            await asyncio.to_thread(_remove_tree, root)
-        except OSError as error:
-            raise SandboxError(f"cannot remove the sandbox {root}: {error}") from error
+        place, self._place = self._place, None
+        if place is not None:
+            await _to_the_end(_remove(self._id, place))
 
     def _base(self) -> Path:
-        if self._root is None:
-            raise SandboxError("the sandbox is not running")
-        return self._root
+        if self._place is None:
+            raise SandboxUnavailable("the sandbox is not running")
+        return self._place.path
 
     def _environment(self, tag: str, env: Mapping[str, str] | None) -> dict[str, str]:
         root = self._base()
@@ -197,22 +208,47 @@ class LocalSandbox:
         return target
 
 
+async def sweep(parent: Path | None = None) -> None:
+    """End the processes and remove the directories of sandboxes below `parent` (the temporary directory) whose Turnloom is gone."""
+    try:
+        left = await asyncio.to_thread(directories.stale, parent)
+    except OSError as error:
+        log.warning("cannot look for old sandboxes: %s", error)
+        return
+    for sandbox, place in left:
+        log.warning("removing the sandbox %s, whose process is gone", place.path)
+        try:
+            await _remove(sandbox, place)
+        except SandboxError as error:
+            log.warning("%s", error)
+
+
+async def _remove(sandbox: str, place: directories.Place) -> None:
+    try:
+        await kill_all(f"{sandbox}.")
+        await asyncio.to_thread(directories.remove, place.path)
+    except OSError as error:
+        raise SandboxError(f"cannot remove the sandbox {place.path}: {error}") from error
+    finally:
+        place.give_back()
+
+
+def _failure(what: str, error: Exception) -> SandboxError:
+    kind = SandboxUnavailable if isinstance(error, OSError) and error.errno in _EXHAUSTED else SandboxError
+    return kind(f"cannot {what}: {error}")
+
+
 _Pipe = tuple[asyncio.ReadTransport, Drain]
 
 
 async def _open_pipe(limit: int) -> tuple[_Pipe, int]:
     """A pipe being drained, and the end to write to."""
-    read_end, write_end = os.pipe()
+    try:
+        read_end, write_end = os.pipe()
+    except OSError as error:
+        raise _failure("open a pipe", error) from error
     transport, drain = await asyncio.get_running_loop().connect_read_pipe(lambda: Drain(limit), os.fdopen(read_end, "rb", 0))
     return (transport, drain), write_end
-
-
-def _make_root(parent: Path | None) -> Path:
-    # Resolved, because paths are compared after following symlinks (/tmp is one on some systems).
-    root = Path(tempfile.mkdtemp(prefix="turnloom-", dir=parent)).resolve()
-    for name in ("work", "home", "tmp"):
-        (root / name).mkdir()
-    return root
 
 
 def _input_file(data: bytes | None) -> IO[bytes]:
@@ -278,15 +314,3 @@ def _copy_tree(source: Path, target: Path) -> None:
         shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
     else:
         shutil.copy2(source, target)
-
-
-def _remove_tree(root: Path) -> None:
-    try:
-        shutil.rmtree(root)
-    except PermissionError:
-        # Read-only directories (package caches make them) hold their entries back.
-        for directory, _, _ in os.walk(root):
-            os.chmod(directory, stat.S_IRWXU)
-        shutil.rmtree(root)
-    except FileNotFoundError:
-        return

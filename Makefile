@@ -6,8 +6,27 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
 
-export TURNLOOM_CACHE ?= $(HOME)/.cache/turnloom
+# Empty is unset, as for turnloom itself; a relative folder is meant from here.
+ifeq ($(strip $(value TURNLOOM_CACHE)),)
+override TURNLOOM_CACHE := $(or $(filter /%,$(XDG_CACHE_HOME)),$(addsuffix /.cache,$(HOME)),$(error set TURNLOOM_CACHE: there is no HOME))/turnloom
+endif
+
+# make cuts a file's name at a space, and reads other characters as its own. No shell below ever sees such a name.
+hash := \#
+comma := ,
+odd = $(or $(word 2,x$1x),$(strip $(foreach c,' " ` $$ \ $(hash) ; & | < > ( ) * ? [ ] { } ~ ! : % =,$(findstring $c,$1))))
+ifneq ($(call odd,$(value CURDIR)),)
+$(error this checkout's path holds a space, a quote or the like; move it to a plain one)
+endif
+ifneq ($(call odd,$(value TURNLOOM_CACHE)),)
+$(error the cache's path holds a space, a quote or the like; set TURNLOOM_CACHE to a plain one)
+endif
+override TURNLOOM_CACHE := $(abspath $(TURNLOOM_CACHE))
+export TURNLOOM_CACHE
+
 export HF_HUB_OFFLINE ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -15,10 +34,24 @@ PYTHON ?= python3
 AGENT ?= sdk-agent
 N ?= 4
 OUT ?= $(CURDIR)/runs/demo
+# The shell gets these as variables, so that any character may stand in them.
+export PYTHON AGENT N OUT
 
 # One environment per checkout and Python: an editable install belongs to its tree.
-VENV := $(TURNLOOM_CACHE)/venvs/$(shell printf '%s %s' '$(CURDIR)' "$$($(PYTHON) --version 2>&1)" | cksum | cut -d' ' -f1)
+KEY := $(shell printf '%s %s' '$(CURDIR)' "$$('$(subst ','\'',$(PYTHON))' --version 2>&1)" | cksum | cut -d' ' -f1)
+ifeq ($(KEY),)
+$(error cksum and cut are needed to name the virtual environment)
+endif
+VENV := $(TURNLOOM_CACHE)/venvs/$(KEY)
 BIN := $(VENV)/bin
+# Says whose the folder is: written before anything else in it, and what `make clean` looks for.
+OWNER := $(VENV)/.turnloom-checkout
+
+# One line per package that comes over the network: the large ones take minutes.
+define INSTALL
+'$(BIN)/python' -m pip install --progress-bar off -e '.[$1]' \
+	| awk '/^ *Downloading / && !/\.metadata / { print "   " $$0; fflush() } /^Installing collected/ { print "    installing"; fflush() }'
+endef
 
 .PHONY: help demo test lint venv clean
 
@@ -30,42 +63,48 @@ help:
 	@echo "make clean                                         remove this checkout's virtual environment and runs/"
 
 demo: $(VENV)/.demo
-	@$(BIN)/turnloom demo --agent $(AGENT) -n $(N) --out $(OUT)
+	@'$(BIN)/turnloom' demo --agent "$$AGENT" -n "$$N" --out "$$OUT"
 
 # pytest's closing line is the last one printed.
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest $(ARGS)
+	@'$(BIN)/python' -m pytest $(ARGS)
 
 lint: $(VENV)/.lint
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	'$(BIN)/ruff' check .
+	'$(BIN)/ruff' format --check .
+	'$(BIN)/mypy'
+	'$(BIN)/lint-imports'
 
 venv: $(VENV)/.demo
-	@echo $(VENV)
+	@echo '$(VENV)'
 
 clean:
-	rm -rf $(VENV) runs
+	@if [ -e '$(VENV)' ] && [ "$$(cat '$(OWNER)' 2>/dev/null)" != '$(CURDIR)' ]; then \
+		echo "$(VENV) does not say that it is this checkout's; look at it and remove it yourself" >&2; exit 2; fi
+	rm -rf -- '$(VENV)' '$(CURDIR)/runs'
 
-$(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+# The stamp comes last: what was broken off is finished by the next run.
+$(VENV)/.made:
+	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Turnloom needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@echo "==> making a virtual environment in $(VENV)"
-	@mkdir -p $(dir $(VENV))
-	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p '$(VENV)'
+	@printf '%s\n' '$(CURDIR)' > '$(OWNER)'
+	@"$$PYTHON" -m venv '$(VENV)'
+	@'$(BIN)/python' -m pip --version > /dev/null
+	@touch '$@'
 
-$(VENV)/.demo: pyproject.toml | $(BIN)/python
+$(VENV)/.demo: pyproject.toml | $(VENV)/.made
 	@echo "==> installing turnloom with its agent and its embedded engine (about 660 MB in all, once)"
-	@$(BIN)/pip install --quiet -e '.[agent,local]'
-	@touch $@
+	@$(call INSTALL,agent$(comma)local)
+	@touch '$@'
 
-$(VENV)/.test: pyproject.toml | $(BIN)/python
+$(VENV)/.test: pyproject.toml | $(VENV)/.made
 	@echo "==> installing turnloom and what its tests need (about 700 MB in all, once)"
-	@$(BIN)/pip install --quiet -e '.[test]'
-	@touch $@ $(VENV)/.demo
+	@$(call INSTALL,test)
+	@touch '$@' '$(VENV)/.demo'
 
-$(VENV)/.lint: pyproject.toml | $(BIN)/python
+$(VENV)/.lint: pyproject.toml | $(VENV)/.made
 	@echo "==> installing turnloom and its linters (once)"
-	@$(BIN)/pip install --quiet -e '.[test,lint]'
-	@touch $@ $(VENV)/.test $(VENV)/.demo
+	@$(call INSTALL,test$(comma)lint)
+	@touch '$@' '$(VENV)/.test' '$(VENV)/.demo'

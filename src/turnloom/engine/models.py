@@ -53,10 +53,11 @@ def find_model(name_or_path: str | Path) -> Path:
 
 
 def cache_dir() -> Path:
+    """An absolute path. A relative `TURNLOOM_CACHE` is meant from here; a relative `XDG_CACHE_HOME` is ignored, as its standard says."""
     if own := os.environ.get("TURNLOOM_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "turnloom"
+        return Path(own).expanduser().absolute()
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "turnloom"
 
 
 def package_files(data: PackageData, notice: Callable[[str], object] = sys.stderr.write) -> list[Path]:

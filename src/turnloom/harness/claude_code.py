@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnloom.harness.contract import AgentContext, Launch
-from turnloom.harness.npm import NpmAgent, ensure_installed
+from turnloom.harness.npm import NpmAgent, ensure_installed, require_tools
 from turnloom.sandbox.contract import Sandbox
 
 VERSION = "2.1.332"
@@ -22,6 +22,10 @@ class ClaudeCode:
         self._bare = bare
         self._args = tuple(args)
         self._program = tuple(program)
+
+    async def require(self) -> None:
+        if not self._program:
+            await require_tools(self._agent)
 
     async def install(self, sandbox: Sandbox) -> tuple[str, ...]:
         return self._program or (str(await ensure_installed(self._agent, sandbox)),)

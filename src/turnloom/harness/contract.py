@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from turnloom.sandbox.contract import Sandbox
 
@@ -80,3 +80,11 @@ class Harness(Protocol):
 
     def command(self, context: AgentContext) -> Launch:
         """The command line for one run. Pure: the same context gives the same launch."""
+
+
+@runtime_checkable
+class Needy(Protocol):
+    """A harness that can say early that this machine lacks something it needs."""
+
+    async def require(self) -> None:
+        """Quick, and changes nothing. Raises HarnessError that says what to do."""

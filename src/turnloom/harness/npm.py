@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnloom.engine.models import cache_dir
 from turnloom.errors import HarnessError
 from turnloom.sandbox.contract import Sandbox
 
@@ -42,14 +43,6 @@ class NpmAgent:
     scripts: bool = False
 
 
-def cache_dir() -> Path:
-    """TURNLOOM_CACHE, else `turnloom` in the user's cache directory."""
-    given = os.environ.get("TURNLOOM_CACHE")
-    if given:
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnloom"
-
-
 async def ensure_installed(agent: NpmAgent, sandbox: Sandbox, cache: Path | None = None) -> Path:
     """The agent's program, installed first when it is missing.
 
@@ -58,8 +51,8 @@ async def ensure_installed(agent: NpmAgent, sandbox: Sandbox, cache: Path | None
     """
     if not sandbox.host_files:
         raise HarnessError(f"{agent.name} is installed on this machine and cannot be reached from this sandbox")
-    await require_node(agent)
-    place = (cache or cache_dir()) / "agents" / f"{agent.name}-{agent.version}"
+    await require_tools(agent, cache)
+    place = _place(agent, cache)
     program = place / "node_modules" / ".bin" / agent.program
     if not place.is_dir():
         async with _lock(place.with_name(f"{place.name}.lock")):
@@ -68,6 +61,17 @@ async def ensure_installed(agent: NpmAgent, sandbox: Sandbox, cache: Path | None
     if not program.exists():
         raise HarnessError(f"{place} holds no {agent.program}: remove that directory to install it again")
     return program
+
+
+def _place(agent: NpmAgent, cache: Path | None) -> Path:
+    return (cache or cache_dir()) / "agents" / f"{agent.name}-{agent.version}"
+
+
+async def require_tools(agent: NpmAgent, cache: Path | None = None) -> None:
+    """Raises HarnessError unless Node.js is there and, where the agent has yet to be installed, npm."""
+    await require_node(agent)
+    if not _place(agent, cache).is_dir() and shutil.which("npm") is None:
+        raise HarnessError(f"{agent.name} is installed with npm, which is not on PATH: install npm, or use --agent sdk-agent")
 
 
 async def require_node(agent: NpmAgent) -> None:
@@ -89,16 +93,8 @@ async def _install(agent: NpmAgent, place: Path) -> None:
         await asyncio.to_thread(shutil.rmtree, draft, ignore_errors=True)
         draft.mkdir(parents=True)
         code, text = await _run(
-            *(
-                "npm",
-                "install",
-                "--prefix",
-                str(draft),
-                f"--ignore-scripts={str(not agent.scripts).lower()}",
-                "--no-audit",
-                "--no-fund",
-                "--loglevel=error",
-            ),
+            *("npm", "install", "--prefix", str(draft), f"--ignore-scripts={str(not agent.scripts).lower()}"),
+            *("--no-audit", "--no-fund", "--loglevel=error"),
             f"{agent.package}@{agent.version}",
             timeout=INSTALL_TIME,
         )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from turnloom.harness.contract import AgentContext, Launch
-from turnloom.harness.npm import NpmAgent, ensure_installed
+from turnloom.harness.npm import NpmAgent, ensure_installed, require_tools
 from turnloom.sandbox.contract import Sandbox
 
 VERSION = "0.73.1"
@@ -23,6 +23,10 @@ class Pi:
         self._agent = NpmAgent(self.name, "@mariozechner/pi-coding-agent", version, "pi")
         self._args = tuple(args)
         self._program = tuple(program)
+
+    async def require(self) -> None:
+        if not self._program:
+            await require_tools(self._agent)
 
     async def install(self, sandbox: Sandbox) -> tuple[str, ...]:
         return self._program or (str(await ensure_installed(self._agent, sandbox)),)

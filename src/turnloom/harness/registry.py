@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any, cast
 
-from turnloom.errors import ConfigError
-from turnloom.harness.contract import Harness
+from turnloom.errors import ConfigError, TurnloomError
+from turnloom.harness.contract import Harness, Needy
+from turnloom.imports import described, load_object
 
 HARNESSES = {
     "sdk-agent": "turnloom.harness.sdk:SdkAgent",
@@ -22,12 +22,22 @@ def load_harness(name: str, **options: Any) -> Harness:
     path = name if ":" in name else HARNESSES.get(name)
     if path is None:
         raise ConfigError(f"there is no agent {name!r}: use one of {', '.join(HARNESSES)}, or package.module:Name")
-    module, _, attribute = path.partition(":")
+    make = load_object(path, "agent")
     try:
-        make = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"agent {name!r} cannot be imported: {error}") from error
-    try:
-        return cast(Callable[..., Harness], make)(**options)
+        harness = cast(Callable[..., Harness], make)(**options)
     except TypeError as error:
         raise ConfigError(f"agent {name!r} does not take these options: {error}") from error
+    except TurnloomError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"agent {name!r} cannot be made: {described(error)}") from error
+    missing = [part for part in ("name", "install", "command") if not hasattr(harness, part)]
+    if missing:
+        raise ConfigError(f"agent {name!r} is not a Harness: it has no {', no '.join(missing)}")
+    return harness
+
+
+async def require(harness: Harness) -> None:
+    """Before anything is started: whether this machine has what the agent needs. Raises HarnessError that says what to do."""
+    if isinstance(harness, Needy):
+        await harness.require()

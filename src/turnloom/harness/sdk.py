@@ -29,11 +29,14 @@ class SdkAgent:
         self._args = tuple(args)
         self._program = tuple(program)
 
+    async def require(self) -> None:
+        if not self._program and importlib.util.find_spec("anthropic") is None:
+            raise HarnessError("sdk-agent needs the anthropic SDK: pip install 'turnloom[agent]'")
+
     async def install(self, sandbox: Sandbox) -> tuple[str, ...]:
+        await self.require()
         if self._program:
             return self._program
-        if importlib.util.find_spec("anthropic") is None:
-            raise HarnessError("sdk-agent needs the anthropic SDK: pip install 'turnloom[agent]'")
         if not sandbox.host_files:
             raise HarnessError("sdk-agent runs with this machine's Python and cannot be reached from this sandbox")
         # -P: what the task or the agent puts into the working directory never shadows a module.

@@ -22,6 +22,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -195,7 +196,11 @@ def _logprobs(row: Mapping[str, Any]) -> npt.NDArray[np.float32]:
         for position, value in enumerate(values) if set(map(type, values)) - {int, float, type(None)} else ():
             if type(value) not in (int, float, type(None)):
                 _wrong("logprobs", value, "a number or null", "columns", position)
-        values = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+        try:
+            values = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+        except OverflowError:
+            position = next(i for i, value in enumerate(values) if type(value) is int and abs(value) > sys.float_info.max)
+            _wrong("logprobs", values[position], "a number that a float can hold", "columns", position)
     elif values.dtype.kind != "f":
         raise RowError("columns", f"logprobs holds {values.dtype} values, not numbers")
     with np.errstate(over="ignore"):
@@ -220,7 +225,7 @@ def _typed(row: Mapping[str, Any], name: str, kind: type) -> Any:
 
 def _number(row: Mapping[str, Any], name: str) -> float:
     value = row[name]
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         _wrong(name, value, "a finite number")
     return float(value)
 

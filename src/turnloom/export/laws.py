@@ -5,7 +5,6 @@ A run is the contiguous stretch of one turn's sampled tokens in one sample.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -151,7 +150,7 @@ class Across:
     def weights(self) -> Iterator[Finding]:
         """To be asked once every sample was fed."""
         for key, rollout in self.rollouts.items():
-            total = math.fsum(rollout.weights)
+            total = sum(rollout.weights)
             if not all(weight > 0 for weight in rollout.weights):
                 yield Finding("weights", f"a sample of rollout {key} has weight {min(rollout.weights)}", row=rollout.row)
             elif not abs(total - 1) <= WEIGHT_SLACK:

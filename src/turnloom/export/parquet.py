@@ -140,5 +140,5 @@ def _object(text: object) -> object:
     """The object that `text` spells; anything else as it is, for `from_row` to refuse."""
     try:
         return json.loads(text) if isinstance(text, str) else text
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from turnloom.core.dump import escaped
+
 LAWS: Mapping[str, str] = {
     "readable": "every row can be read",
     "columns": "per-token columns have one length and the right types",
@@ -61,7 +63,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return not any(self.violations.values())
+        """Nothing is wrong, and there was something to judge."""
+        return self.rows > 0 and not any(self.violations.values())
 
     def add(self, finding: Finding) -> None:
         self.violations[finding.law] += 1
@@ -73,7 +76,7 @@ class Report:
 
 
 def format_report(report: Report) -> list[str]:
-    """Lines of plain text: the figures, one line per law, then the findings."""
+    """Lines of plain text: the figures, one line per law, then the findings. What the file says is shown escaped."""
     head = f"{report.source}: " if report.source else ""
     lines = [
         f"{head}{report.samples} samples, {report.tokens} tokens, {report.sampled} sampled, {report.trained} trained, "
@@ -88,8 +91,8 @@ def format_report(report: Report) -> list[str]:
     hidden = sum(report.violations.values()) - len(report.findings)
     if hidden:
         lines.append(f"  and {hidden} more")
-    lines.append("every law holds" if report.ok else f"{sum(report.violations.values())} violations")
-    return lines
+    lines.append("every law holds" if report.ok else f"{sum(report.violations.values())} violations" if report.rows else "no samples")
+    return [escaped(line) for line in lines]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ class EngineReport:
 
 
 def format_engine_report(report: EngineReport) -> list[str]:
-    """Lines of plain text: each sample, then the verdict."""
+    """Lines of plain text: each sample, then the verdict. What the samples say is shown escaped."""
     lines = []
     for s in report.samples:
         name = f"  row {s.row}, session {s.session}, sample {s.sample_index}: "
@@ -162,4 +165,4 @@ def format_engine_report(report: EngineReport) -> list[str]:
         lines.append(
             f"{report.compared} tokens, max {report.max:.2e}, mean {report.mean:.2e}: {verdict} the tolerance {report.tolerance:g}"
         )
-    return lines
+    return [escaped(line) for line in lines]

@@ -2,8 +2,8 @@
 
     python examples/sdk_agent.py "list the files here"
 
-The agent is one file of about a hundred lines, `turnloom/harness/sdk_agent.py`. It
-knows nothing of Turnloom: all that it is given is a base URL and a key. Needs the
+The agent is one file, `turnloom/harness/sdk_agent.py`: three tools and a loop. It asks
+nothing of Turnloom: all that it is given is a base URL and a key. Needs the
 extras `agent` and `local`; with `--engine http://HOST:30000` it runs on SGLang.
 """
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json as json_text
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import orjson
 import typer
 
-from turnloom.cli.common import run_async
+from turnloom.cli.common import run_async, say
 from turnloom.engine.contract import Engine
 from turnloom.engine.open import open_engine
 from turnloom.export.check import TOLERANCE, check_engine, check_file, read_samples
@@ -27,20 +27,28 @@ def check(
     tolerance: Annotated[float, typer.Option(help="Largest difference allowed, in nats. Use 1e-4 for float32 engines.")] = TOLERANCE,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
 ) -> None:
-    """Check a file of samples; exit code 1 when something is wrong.
+    """Check a file of samples; exit code 1 when something is wrong, or when it holds none.
 
     Example: `turnloom check samples.jsonl --engine http://127.0.0.1:30000`
     """
     report = check_file(file)
     compared = run_async(_compare(list(read_samples(file)), engine, tolerance)) if engine and report.ok else None
     if json:
-        typer.echo(orjson.dumps({"file": report.to_dict(), "engine": compared.to_dict() if compared else None}).decode())
+        say(_json({"file": report.to_dict(), "engine": compared.to_dict() if compared else None}))
     else:
         lines = format_report(report) + (format_engine_report(compared) if compared else [])
         if engine and compared is None:
-            lines.append("the engine was not asked: mend the file first")
-        typer.echo("\n".join(lines))
+            lines.append(
+                "the engine was not asked: mend the file first" if report.rows else "the engine was not asked: there is nothing to ask"
+            )
+        for line in lines:
+            say(line)
     raise typer.Exit(0 if report.ok and (compared is None or compared.ok) else 1)
+
+
+def _json(value: object) -> str:
+    """ASCII, whatever a file wrote as a session's name; a difference that is not finite is null."""
+    return json_text.dumps(json_text.loads(json_text.dumps(value), parse_constant=lambda _: None))
 
 
 async def _compare(samples: Sequence[Sample], url: str, tolerance: float) -> EngineReport:

@@ -1,15 +1,19 @@
-"""What several verbs share: options, the store opened for reading, a session by the start of its id."""
+"""What several verbs share: options, printing, running on a loop, the store opened for reading, a session by the start of its id."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
+from turnloom.core.dump import escaped
 from turnloom.core.tree import Tree
 from turnloom.errors import ConfigError
 from turnloom.gateway.session import Session
@@ -32,14 +36,60 @@ ToolFormatOption = Annotated[
 ]
 
 
+def say(text: str, *, bold: bool = False) -> None:
+    """Print a line. Control characters, which an agent or a file may have written, are shown escaped.
+
+    A reader that has left (`| head`) does not end the work: the rest goes nowhere.
+    """
+    try:
+        typer.secho(escaped(text), bold=bold or None)
+    except BrokenPipeError:
+        reader_left()
+
+
+def reader_left() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """asyncio.run on uvloop where it is installed."""
+    """asyncio.run on uvloop where it is installed.
+
+    SIGTERM and SIGHUP cancel the work as Ctrl-C does, so that it cleans up
+    after itself; then they are SystemExit with 128 + the signal's number.
+    """
+    got: list[int] = []
+
+    async def main() -> T:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+
+        def end(number: int) -> None:
+            got.append(number)
+            if len(got) == 1:  # A second one must not break off the clean-up.
+                task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # As under nohup.
+                loop.add_signal_handler(number, end, number)
+        return await work
+
+    with asyncio.Runner(loop_factory=_new_loop()) as runner:
+        try:
+            return runner.run(main())
+        except asyncio.CancelledError:
+            if got:
+                raise SystemExit(128 + got[0]) from None
+            raise
+
+
+def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(work)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop  # type: ignore[no-any-return]
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from turnloom.cli.common import run_async
+from turnloom.cli.common import run_async, say
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +29,7 @@ def engine(
     from turnloom.engine.embedded import serve_embedded
 
     def ready(url: str) -> None:
-        typer.echo(f"turnloom: {model} on {url}")
+        say(f"turnloom: {model} on {url}")
 
     run_async(_until_stopped(serve_embedded(model, host=host, port=port, parallel=parallel, ready=ready)))
 
@@ -42,4 +42,4 @@ async def _until_stopped(serving: Coroutine[Any, Any, None]) -> None:
     try:
         await task
     except asyncio.CancelledError:
-        typer.echo("turnloom: stopping")
+        say("turnloom: stopping")

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from turnloom.cli.common import DEFAULT_STORE, StoreOption, all_rows, find_row, load_session, reading, run_async
+from turnloom.cli.common import DEFAULT_STORE, StoreOption, all_rows, find_row, load_session, reading, run_async, say
+from turnloom.core.credit import weigh
 from turnloom.errors import ConfigError
 from turnloom.export.registry import export as write
 from turnloom.types import Sample
@@ -30,9 +31,9 @@ def export(
     chosen = format or _by_ending(out)
     samples, skipped = run_async(_collect(store, sessions))
     write(samples, out, chosen)
-    typer.echo(f"{len(samples)} samples, {sum(int(s.loss_mask.sum()) for s in samples)} trained tokens in {out}")
+    say(f"{len(samples)} samples, {sum(int(s.loss_mask.sum()) for s in samples)} trained tokens in {out}")
     if skipped:
-        typer.echo(f"{skipped} sampled tokens do not train; `turnloom show SESSION` says why")
+        say(f"{skipped} sampled tokens do not train; `turnloom show SESSION` says why")
 
 
 async def _collect(path: Path, wanted: list[str] | None) -> tuple[list[Sample], int]:
@@ -40,11 +41,11 @@ async def _collect(path: Path, wanted: list[str] | None) -> tuple[list[Sample], 
     skipped = 0
     async with reading(path) as store:
         rows = [await find_row(store, w) for w in wanted] if wanted else list(reversed(await all_rows(store)))
-        for row in rows:
+        for row in {row.id: row for row in rows}.values():
             unrolled = (await load_session(store, row)).unroll()
             samples += unrolled.samples
             skipped += sum(u.tokens for u in unrolled.untrained)
-    return samples, skipped
+    return weigh(samples), skipped
 
 
 def _by_ending(out: Path) -> str:

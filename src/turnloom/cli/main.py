@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from typing import Annotated
@@ -10,7 +11,10 @@ import typer
 
 from turnloom import __version__
 from turnloom.cli import check, demo, engine, export, run, serve, show
+from turnloom.core.dump import escaped
 from turnloom.errors import EngineUnavailable, TurnloomError
+
+log = logging.getLogger("turnloom.cli")
 
 app = typer.Typer(
     name="turnloom",
@@ -33,7 +37,19 @@ def options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens to standard error.")] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+
+
+class _Formatter(logging.Formatter):
+    """Control characters, which an agent may have written, are shown escaped; a traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escaped(super().formatMessage(record))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(escaped(line) for line in super().format(record).split("\n"))
 
 
 for verb in (demo, serve, engine, run, show, export, check):
@@ -41,12 +57,16 @@ for verb in (demo, serve, engine, run, show, export, check):
 
 
 def main() -> None:
-    """Run the command line; a known error is one line on standard error."""
+    """Run the command line; a known error is one line on standard error, and the whole of it with --verbose."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # A terminal that knows few characters must not end the work.
     try:
         app(prog_name="turnloom")
-    except TurnloomError as error:
+    except (TurnloomError, OSError) as error:
+        log.info("where it came from", exc_info=error)
         advice = "; start the engine, or correct --engine" if isinstance(error, EngineUnavailable) else ""
-        sys.stderr.write(f"turnloom: {' '.join(str(error).split())}{advice}\n")
+        sys.stderr.write(f"turnloom: {escaped(' '.join(str(error).split()) or type(error).__name__)}{advice}\n")
         raise SystemExit(2) from error
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -8,17 +8,19 @@ from typing import Annotated
 
 import typer
 
-from turnloom.cli.common import EngineOption, TokenizerOption, ToolFormatOption, run_async
+from turnloom.cli.common import EngineOption, TokenizerOption, ToolFormatOption, run_async, say
+from turnloom.core.credit import weigh
 from turnloom.errors import ConfigError
 from turnloom.export.registry import export
 from turnloom.gateway.api import Gateway
 from turnloom.harness.contract import Harness
-from turnloom.harness.registry import load_harness
-from turnloom.rollout.contract import RolloutEvent, RolloutResult
+from turnloom.harness.registry import load_harness, require
+from turnloom.rollout.contract import RolloutEvent, RolloutResult, RolloutStatus
 from turnloom.rollout.demo_task import demo_task
 from turnloom.rollout.runner import RolloutSettings, run_rollouts
 from turnloom.rollout.task import Task, load_task
 from turnloom.store.contract import Limits
+from turnloom.store.sqlite import held
 from turnloom.types import Sampling
 
 
@@ -44,12 +46,13 @@ def run(
         typer.Option("--arg", help="A word more for the agent's command line; for `command`, all of it. Repeatable."),
     ] = None,
 ) -> None:
-    """Run an agent on a task, grade it, and write its samples.
+    """Run an agent on a task, grade it, and write its samples; exit code 1 when no rollout was graded.
 
     Example: `turnloom run ./my-task --agent claude-code -n 8 --engine http://127.0.0.1:30000 --tokenizer Qwen/Qwen3-8B`
     """
     chosen = demo_task() if task == "demo" else load_task(Path(task))
-    harness = load_harness(agent, **{"argv" if agent == "command" else "args": argv or ()})
+    harness = load_harness(agent, **_words(agent, argv or ()))
+    run_async(require(harness))
     gateway = Gateway(
         engine,
         tokenizer,
@@ -59,18 +62,39 @@ def run(
         limits=Limits(max_turns=max_turns),
     )
     results = run_async(_run(gateway, chosen, harness, n, concurrency, time_budget))
+    path = write_samples(results, out)
     for result in results:
-        typer.echo(result_line(result))
-    typer.echo(f"samples: {write_samples(results, out)}")
-    typer.echo(f"store:   {out / 'turnloom.db'}")
+        say(result_line(result))
+    say(f"samples: {path}")
+    say(f"store:   {out / 'turnloom.db'}")
+    if not any(result.status is RolloutStatus.GRADED for result in results):
+        say("nothing was graded")
+        raise typer.Exit(1)
 
 
-def store_in(out: Path) -> Path:
-    """The run's own store. Raises ConfigError where an earlier run left one."""
+def _words(agent: str, argv: Sequence[str]) -> dict[str, Sequence[str]]:
+    """The harness's option for the words of --arg. One of a user's own need not have it."""
+    if agent == "command":
+        return {"argv": argv}
+    return {"args": argv} if argv else {}
+
+
+def store_in(out: Path, earlier: Sequence[str] = ()) -> Path:
+    """The path of a new run's store, in its folder. `earlier` names the files that may be removed for it.
+
+    Raises ConfigError where another run left its store or the folder cannot be
+    written, and StoreError while a running one holds it; then nothing is removed.
+    """
     path = out / "turnloom.db"
-    if path.exists():
-        raise ConfigError(f"{path} holds an earlier run; choose another --out, or remove it")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with held(path):
+            for name in earlier:
+                (out / name).unlink(missing_ok=True)
+            if path.exists():
+                raise ConfigError(f"{path} holds an earlier run; choose another --out, or remove it")
+    except OSError as error:
+        raise ConfigError(f"cannot write in {out}: {error.strerror or error}; choose another --out") from error
     return path
 
 
@@ -97,7 +121,7 @@ async def rollouts(
 
 
 def _progress(event: RolloutEvent) -> None:
-    typer.echo(f"  {event.rollout_id}: {event.stage} {event.detail}".rstrip())
+    say(f"  {event.rollout_id}: {event.stage} {event.detail}".rstrip())
 
 
 def result_line(result: RolloutResult) -> str:
@@ -110,7 +134,7 @@ def result_line(result: RolloutResult) -> str:
 
 def write_samples(results: Sequence[RolloutResult], out: Path) -> Path:
     """The canonical samples as JSON lines and as Parquet; the JSON file's path."""
-    samples = [s for r in results for s in r.samples]
+    samples = weigh(s for r in results for s in r.samples)
     export(samples, out / "samples.parquet", "parquet")
     export(samples, out / "samples.jsonl", "canonical")
     return out / "samples.jsonl"

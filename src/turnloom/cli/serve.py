@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from turnloom.cli.common import DEFAULT_STORE, EngineOption, StoreOption, TokenizerOption, ToolFormatOption, run_async
+from turnloom.cli.common import DEFAULT_STORE, EngineOption, StoreOption, TokenizerOption, ToolFormatOption, run_async, say
 from turnloom.errors import ConfigError
 from turnloom.gateway.api import Gateway
 from turnloom.store.contract import Limits
@@ -72,8 +72,8 @@ async def _serve(gateway: Gateway, store: Path, new_key: str) -> None:
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     async with gateway:
-        typer.echo(f"turnloom: serving on {gateway.url}, sessions in {store}")
+        say(f"turnloom: serving on {gateway.url}, sessions in {store}")
         if new_key:
-            typer.echo(f"turnloom: admin key {new_key}")
+            say(f"turnloom: admin key {new_key}")
         await stop.wait()
-        typer.echo("turnloom: stopping")
+        say("turnloom: stopping")

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from turnloom.cli.common import DEFAULT_STORE, StoreOption, find_row, load_session, reading, run_async
-from turnloom.core.dump import dump_samples, dump_tree, summary
+from turnloom.cli.common import DEFAULT_STORE, StoreOption, find_row, load_session, reader_left, reading, run_async
+from turnloom.core.dump import dump_samples, dump_tree, escaped, summary
 from turnloom.gateway.session import Session
 from turnloom.tokenizer import load_tokenizer
 
@@ -32,7 +32,7 @@ def show(
     """
     found = run_async(_load(store, session))
     decode = load_tokenizer(tokenizer).decode if tokenizer else None
-    print_session(found, Console(), decode)
+    print_session(found, decode)
 
 
 async def _load(path: Path, wanted: str) -> Session:
@@ -49,8 +49,14 @@ def session_lines(session: Session, width: int, decode: object = None) -> list[s
     return [head, "", *dump_tree(session.tree, width=room), "", *samples]
 
 
-def print_session(session: Session, console: Console, decode: object = None) -> None:
-    """The lines, coloured. Text is never read as markup."""
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        reader_left()
+
+
+def print_session(session: Session, decode: object = None) -> None:
+    """The lines, coloured. Text is never read as markup, and its control characters are shown escaped."""
+    console = _Console()
     for line in session_lines(session, console.width, decode):
         style = next((s for mark, s in _STYLES if line.startswith(mark) or (mark.endswith(":") and mark in line)), "")
-        console.print(Text(line, style=style), soft_wrap=True)
+        console.print(Text(escaped(line), style=style), soft_wrap=True)

@@ -12,8 +12,9 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -200,6 +201,16 @@ def _one_session(connection: sqlite3.Connection, query: str, value: str) -> Sess
 
 def _touch(connection: sqlite3.Connection) -> None:
     connection.execute("SELECT number FROM sessions LIMIT 1").fetchone()
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Nobody writes the store meanwhile, which need not exist yet. Raises StoreError where somebody does."""
+    lock = _take_lock(path)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _take_lock(path: Path) -> int:

@@ -98,6 +98,13 @@ def test_a_string_equals_a_list_of_one_block_and_cache_marks_do_not_count() -> N
     assert read(system="s").messages == read(system=[{"type": "text", "text": "s"}]).messages
 
 
+@pytest.mark.parametrize(("said", "asked"), [("", None), ('"stream": null,', None), ('"stream": true,', True), ('"stream": false,', False)])
+@pytest.mark.parametrize("default", [True, False])
+def test_the_body_decides_on_streaming_where_it_says(said: str, asked: bool | None, default: bool) -> None:
+    body = "{" + said + '"messages": [{"role": "user", "content": "a"}]}'
+    assert DIALECT.read(body.encode(), stream=default).stream is (default if asked is None else asked)
+
+
 def test_system_messages_stay_where_they_are() -> None:
     roles = [
         m.role for m in messages({"role": "user", "content": "a"}, {"role": "system", "content": "note"}, {"role": "user", "content": "b"})
@@ -185,6 +192,27 @@ REFUSED = {
     ),
     "forced tool": (b'{"tool_choice": {"type": "any"}, "messages": [{"role": "user", "content": "a"}]}', "tool_choice.type: 'any'"),
     "empty stop": (b'{"stop_sequences": [""], "messages": [{"role": "user", "content": "a"}]}', "stop_sequences.0"),
+    "many stops": (
+        b'{"stop_sequences": [' + b'"a",' * 64 + b'"a"], "messages": [{"role": "user", "content": "a"}]}',
+        "stop_sequences: has 65 items; at most 64",
+    ),
+    "a long stop": (
+        b'{"stop_sequences": ["a", "' + b"a" * 1001 + b'"], "messages": [{"role": "user", "content": "a"}]}',
+        "stop_sequences.1: has 1001 characters; at most 1000",
+    ),
+    "many messages": (
+        b'{"messages": [' + b'{"role": "user", "content": "a"},' * 20_000 + b'{"role": "user", "content": "a"}]}',
+        "messages: has 20001 items; at most 20000",
+    ),
+    "many blocks": (
+        b'{"messages": [{"role": "user", "content": [' + b"{}," * 4096 + b"{}]}]}",
+        "messages.0.content: has 4097 items; at most 4096",
+    ),
+    "many tools": (
+        b'{"tools": [' + b"{}," * 4096 + b'{}], "messages": [{"role": "user", "content": "a"}]}',
+        "tools: has 4097 items; at most 4096",
+    ),
+    "stream is no boolean": (b'{"stream": 1, "messages": [{"role": "user", "content": "a"}]}', "stream: must be true or false"),
     "structured output": (
         b'{"output_config": {"format": {"type": "json_schema"}}, "messages": [{"role": "user", "content": "a"}]}',
         "structured output is not supported",

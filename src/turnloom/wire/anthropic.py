@@ -14,7 +14,7 @@ from turnloom.errors import BadRequest, LimitReached, SessionClosed, TurnloomErr
 from turnloom.parse.contract import TextDelta
 from turnloom.types import FinishReason, Message, Part, Reasoning, Request, Text, Tool, ToolCall, ToolResult
 from turnloom.wire import quirks
-from turnloom.wire.contract import Reply, ReplyEvent, WireError
+from turnloom.wire.contract import MAX_STOP_CHARS, MAX_STOPS, Reply, ReplyEvent, WireError
 from turnloom.wire.json import read_object, spliced, text_of, whole_text, write
 from turnloom.wire.quirks import Quirk
 
@@ -28,6 +28,11 @@ _ERROR_TYPES = {
     529: "overloaded_error",
 }
 
+MAX_MESSAGES = 20_000
+MAX_BLOCKS = 4096
+"""Content blocks of one message, or of one tool result."""
+MAX_TOOLS = 4096
+
 
 class AnthropicDialect:
     name = "anthropic"
@@ -36,20 +41,24 @@ class AnthropicDialect:
     def __init__(self, enabled: frozenset[Quirk] = quirks.ALL) -> None:
         self._quirks = enabled
 
-    def read(self, body: bytes) -> Request:
+    def read(self, body: bytes, *, stream: bool = False) -> Request:
         fields = read_object(body)
+        asked = fields.get("stream")
+        if asked is not None and not isinstance(asked, bool):
+            raise BadRequest("stream: must be true or false")
         max_tokens = fields.get("max_tokens")
         if max_tokens is not None and not _positive(max_tokens):
             raise BadRequest("max_tokens: must be an integer of at least 1")
-        return self._request(fields, max_tokens)
+        return self._request(fields, max_tokens, stream if asked is None else asked)
 
-    def _request(self, fields: Mapping[str, Any], max_tokens: int | None) -> Request:
+    def _request(self, fields: Mapping[str, Any], max_tokens: int | None, stream: bool) -> Request:
         config = fields.get("output_config")
         if fields.get("output_format") is not None or (isinstance(config, dict) and config.get("format") is not None):
             raise BadRequest("output_config.format: structured output is not supported; ask for JSON in the prompt instead")
         messages = fields.get("messages")
         if not isinstance(messages, list) or not messages:
             raise BadRequest("messages: must be a list with at least one message")
+        _at_most(MAX_MESSAGES, messages, "messages")
         neutral = [*self._system(fields.get("system"))]
         for i, message in enumerate(messages):
             neutral += self._message(message, f"messages.{i}")
@@ -61,10 +70,10 @@ class AnthropicDialect:
             )
         return Request(
             messages=tuple(neutral),
-            tools=tuple(_tool(t, f"tools.{i}") for i, t in enumerate(_list(fields.get("tools"), "tools"))),
+            tools=tuple(_tool(t, f"tools.{i}") for i, t in enumerate(_list(fields.get("tools"), "tools", MAX_TOOLS))),
             max_tokens=max_tokens,
-            stop=tuple(_stop(s, i) for i, s in enumerate(_list(fields.get("stop_sequences"), "stop_sequences"))),
-            stream=fields.get("stream") is True,
+            stop=tuple(_stop(s, i) for i, s in enumerate(_list(fields.get("stop_sequences"), "stop_sequences", MAX_STOPS))),
+            stream=stream,
             model=fields.get("model") if isinstance(fields.get("model"), str) else "",  # type: ignore[arg-type]
             call_tools=_tool_choice(fields.get("tool_choice")),
         )
@@ -283,7 +292,7 @@ def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
         return [{"type": "text", "text": content}]
     if not isinstance(content, list) or not all(isinstance(b, dict) for b in content):
         raise BadRequest(f"{where}.content: must be a string or a list of content blocks")
-    return content
+    return _at_most(MAX_BLOCKS, content, f"{where}.content")
 
 
 def _text(block: Mapping[str, Any], where: str) -> Text:
@@ -353,15 +362,23 @@ def _tool_choice(choice: Any) -> bool:
 def _stop(value: Any, index: int) -> str:
     if not isinstance(value, str) or not value:
         raise BadRequest(f"stop_sequences.{index}: must be a string that is not empty")
+    if len(value) > MAX_STOP_CHARS:
+        raise BadRequest(f"stop_sequences.{index}: has {len(value)} characters; at most {MAX_STOP_CHARS} are supported")
     return value
 
 
-def _list(value: Any, where: str) -> list[Any]:
+def _list(value: Any, where: str, most: int) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
         raise BadRequest(f"{where}: must be a list")
-    return value
+    return _at_most(most, value, where)
+
+
+def _at_most(most: int, values: list[Any], where: str) -> list[Any]:
+    if len(values) > most:
+        raise BadRequest(f"{where}: has {len(values)} items; at most {most} are supported")
+    return values
 
 
 def _string(fields: Mapping[str, Any], key: str, where: str) -> str:

@@ -14,6 +14,10 @@ from turnloom.errors import TurnloomError
 from turnloom.parse.contract import ReasoningDelta, TextDelta
 from turnloom.types import Finish, Message, Request, ToolCall
 
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1000
+"""Stop strings are searched for in every piece of text, so a request brings only so many, each only so long."""
+
 ReplyEvent = TextDelta | ReasoningDelta | ToolCall
 """What a stream carries: text and reasoning as they are sampled, a call when it is complete."""
 
@@ -65,8 +69,8 @@ class Dialect(Protocol):
     call_prefix: str
     """Begins every tool-call id we mint."""
 
-    def read(self, body: bytes) -> Request:
-        """Raises BadRequest with the path of the field that is wrong."""
+    def read(self, body: bytes, *, stream: bool = False) -> Request:
+        """`stream` is for a body that does not say. Raises BadRequest with the path of the field that is wrong."""
         ...
 
     def write(self, reply: Reply) -> bytes: ...

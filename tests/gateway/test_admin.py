@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from tests.support.gateways import ADMIN, bench, follow, user
+from turnloom.errors import StoreError
+from turnloom.gateway.session import Session
+from turnloom.gateway.sessions import Sessions
 
 
 async def test_a_session_from_open_to_drop() -> None:
@@ -78,14 +82,44 @@ async def test_an_empty_admin_key_locks_the_api() -> None:
             assert answer.status == 401
 
 
+def nested(depth: int) -> dict[str, Any]:
+    inner: Any = 1
+    for _ in range(depth):
+        inner = {"a": inner}
+    return {"x": inner}
+
+
 REFUSED = [
     ("POST", "/sessions", {"id": "../x"}, "id"),
     ("POST", "/sessions", {"sampling": {"temperature": -1}}, "sampling.temperature"),
     ("POST", "/sessions", {"sampling": {"temperature": "NaN"}}, "sampling.temperature"),
+    *(
+        ("POST", "/sessions", {"sampling": {name: value}}, f"sampling.{name}")
+        for name, values in {
+            "temperature": [101, 10**400],
+            "top_k": [0, -2, 2**31, 2**70],
+            "max_tokens": [0, 2**31],
+            "seed": [-1, 2**63, 2**70],
+            "stop": [[""], ["a", ""], ["a" * 1001], ["a"] * 65],
+        }.items()
+        for value in values
+    ),
+    ("POST", "/sessions", {"limits": {"max_turns": 2**70}}, "limits.max_turns"),
+    ("POST", "/sessions", {"limits": {"max_context": 2**70}}, "limits.max_context"),
+    ("POST", "/sessions", {"limits": {"turn_timeout": 1e300}}, "limits.turn_timeout"),
+    ("POST", "/sessions", {"metadata": {"x": float("nan")}}, "metadata"),
+    ("POST", "/sessions", {"metadata": {"x": [float("-inf")]}}, "metadata"),
+    ("POST", "/sessions", {"metadata": {"x": {"y": 2**63}}}, "metadata"),
+    ("POST", "/sessions", {"metadata": {"x": -(2**63) - 1}}, "metadata"),
+    ("POST", "/sessions", {"metadata": nested(65)}, "metadata"),
     ("POST", "/sessions", {"surprise": 1}, "surprise"),
     ("POST", "/sessions/ID/reward", {}, "value"),
     ("POST", "/sessions/ID/finish", {"reward": "high"}, "reward"),
     ("GET", "/sessions?limit=x", None, "limit"),
+    ("GET", "/sessions?limit=" + "9" * 5000, None, "limit"),
+    ("GET", "/sessions?limit=-1", None, "limit"),
+    ("GET", "/sessions?offset=" + "9" * 5000, None, "offset"),
+    ("GET", "/sessions?offset=" + "9" * 12, None, "offset"),
     ("GET", "/sessions/ID/samples?format=tar", None, "format"),
 ]
 
@@ -96,6 +130,70 @@ async def test_bad_admin_requests_name_the_field(method: str, path: str, body: o
         status, answer = await b.admin(method, path.replace("ID", b.handle.id), body)
         assert status == 400
         assert answer["error"]["message"].startswith(field)
+
+
+HELD = {"x": [2**63 - 1, -(2**63), 1.5, None, True, "é😀"], **nested(63)}
+BODIES = {
+    "five thousand digits": b'{"metadata": {"x": ' + b"9" * 5000 + b"}}",
+    "a number beyond the doubles": b'{"metadata": {"x": 1e999}}',
+    "half a pair": b'{"metadata": {"x": "\\ud800"}}',
+    "half a pair in a label": b'{"labels": {"x": "\\ud800"}}',
+    "very deep": b'{"metadata": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+    "no JSON": b"{",
+    "a list": b"[]",
+}
+
+
+@pytest.mark.parametrize("raw", BODIES.values(), ids=BODIES)
+async def test_a_body_that_cannot_be_kept_opens_nothing(raw: bytes) -> None:
+    async with bench() as b:
+        head = {"Authorization": f"Bearer {ADMIN}"}
+        async with b.http.post(f"{b.gateway.url}/api/v1/sessions", data=raw, headers=head) as answer:
+            assert (answer.status, (await answer.json())["error"]["type"]) == (400, "BadRequest")
+        assert len((await b.admin("GET", "/sessions"))[1]["sessions"]) == 1
+
+
+async def test_metadata_within_the_bounds_is_kept_and_exported() -> None:
+    async with bench(["One"]) as b:
+        _, opened = await b.admin("POST", "/sessions", {"id": "m", "metadata": HELD, "sampling": {"seed": 2**63 - 1, "top_k": 1}})
+        async with b.http.post(opened["urls"]["anthropic"] + "/v1/messages", json=user("a")) as answer:
+            assert answer.status == 200
+        assert (await b.admin("GET", "/sessions/m"))[1]["metadata"] == HELD
+        _, lines = await b.admin("GET", "/sessions/m/samples")
+        assert json.loads(lines)["metadata"].items() >= HELD.items()
+
+
+async def test_a_session_that_cannot_be_shown_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own callers may bring metadata that is no JSON, and a stored session may be damaged."""
+    async with bench() as b:
+        await b.gateway.open_session(id="long", metadata={"x": 10**30})
+        await b.gateway.open_session(id="both", metadata={"x": [10**30, float("nan")]})
+        await b.gateway.open_session(id="damaged")
+        plain = Sessions.by_id
+
+        async def by_id(self: Sessions, session_id: str) -> Session:
+            if session_id == "damaged":
+                raise StoreError("its last turn cannot be read")
+            return await plain(self, session_id)
+
+        monkeypatch.setattr(Sessions, "by_id", by_id)
+        status, listed = await b.admin("GET", "/sessions")
+        found = {row["id"]: row for row in listed["sessions"]}
+        assert status == 200
+        assert set(found) == {"long", "both", "damaged", b.handle.id}
+        assert found["long"]["metadata"] == {"x": 10**30}
+        assert found[b.handle.id]["status"] == "open"
+        assert found["damaged"]["error"] == "its last turn cannot be read"
+        assert found["both"]["error"]
+
+
+async def test_a_body_too_large_or_badly_compressed_is_an_error_in_the_apis_shape() -> None:
+    async with bench() as b:
+        url, head = f"{b.gateway.url}/api/v1/sessions", {"Authorization": f"Bearer {ADMIN}"}
+        async with b.http.post(url, data=b"x" * (33 * 2**20), headers=head) as answer:
+            assert (answer.status, (await answer.json())["error"]["type"]) == (413, "BodyTooLarge")
+        async with b.http.post(url, data=b"0123456789", headers={**head, "Content-Encoding": "gzip"}) as answer:
+            assert (answer.status, (await answer.json())["error"]["type"]) == (400, "BadRequest")
 
 
 async def test_a_taken_id_is_refused() -> None:

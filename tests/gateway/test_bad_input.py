@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -26,6 +27,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "unknown tool type": (user("x", tools=[{"type": "web_search_20250305", "name": "web_search"}]), 400, "invalid_request_error"),
     "forced tool": (user("x", tool_choice={"type": "any"}), 400, "invalid_request_error"),
     "image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error"),
+    "many stops": (user("x", stop_sequences=[f"\x00{i}" for i in range(100_000)]), 400, "invalid_request_error"),
     "too long": (user("word " * 3000), 400, "invalid_request_error"),
     "huge": (b'{"x": "' + b"a" * (64 * 2**20) + b'"}', 413, "request_too_large"),
 }
@@ -49,6 +51,34 @@ async def test_bad_input_is_refused_and_harms_nothing(body: Any, status: int, ki
         assert not b.engine.requests
         assert not (await b.session()).tree.nodes
         await _still_works(b)
+
+
+WHOLE = json.dumps(user("x")).encode()
+COMPRESSED = {
+    "no gzip": ("gzip", b"0123456789"),
+    "no deflate": ("deflate", b"\x00" * 20),
+    "gzip cut off": ("gzip", gzip.compress(WHOLE)[:-12]),
+    "gzip with one byte changed": ("gzip", gzip.compress(WHOLE)[:-8] + bytes(8)),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(("encoding", "raw"), COMPRESSED.values(), ids=COMPRESSED)
+async def test_a_body_that_cannot_be_decompressed_is_the_clients_error(
+    encoding: str, raw: bytes, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(["Yes"]) as b:
+        answer = await b.post(raw, path, **{"Content-Encoding": encoding})
+        assert (answer.status, answer.body["error"]["type"]) == (400, "invalid_request_error")
+        await _still_works(b)
+    assert not caplog.records
+
+
+async def test_a_compressed_body_is_read_and_its_limit_is_that_of_the_text() -> None:
+    async with bench(["Yes"]) as b:
+        bomb = gzip.compress(b'{"x": "' + b"a" * (33 * 2**20) + b'"}')
+        assert (await b.post(bomb, **{"Content-Encoding": "gzip"})).status == 413
+        assert (await b.post(gzip.compress(WHOLE), **{"Content-Encoding": "gzip"})).status == 200
 
 
 async def test_a_long_prompt_is_encoded_off_the_event_loop() -> None:

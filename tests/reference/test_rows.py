@@ -167,11 +167,12 @@ async def test_r09_usage_is_the_length_of_the_id_lists_and_the_model_is_echoed()
 
 
 async def test_r10_streams_when_the_body_or_the_accept_header_asks() -> None:
-    async with bench(["Hi"] * 4) as b:
+    async with bench(["Hi"] * 5) as b:
         assert (await b.post(user("a", stream=True))).events
         assert (await b.post(user("b"), Accept="text/event-stream")).events
         assert not (await b.post(user("c", stream=False))).events
         assert not (await b.post(user("d"), Accept="*/*")).events
+        assert not (await b.post(user("e", stream=False), Accept="application/json, text/event-stream")).events
 
 
 async def test_r11_keys_bearer_before_x_api_key_and_no_shared_default() -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from turnloom.core.dump import summary
 from turnloom.errors import BadRequest, TurnloomError
 from turnloom.export.canonical import to_line
+from turnloom.gateway.body import check_json, read_body
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
 from turnloom.gateway.turn import Parts
 from turnloom.store.contract import Limits
 from turnloom.types import Sampling
+from turnloom.wire.contract import MAX_STOP_CHARS, MAX_STOPS
+
+log = logging.getLogger("turnloom.gateway")
 
 M = TypeVar("M", bound=BaseModel)
 Call = Callable[[web.Request], Awaitable[web.Response]]
@@ -27,21 +33,30 @@ class _Model(BaseModel):
 
 
 class SamplingBody(_Model):
-    temperature: float = Field(1.0, ge=0)
+    """A policy that any engine can run: its integers fit 32 bits, and the seed's 64."""
+
+    temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = -1
-    max_tokens: int | None = Field(None, ge=1)
-    stop: list[str] = []
-    seed: int | None = None
+    top_k: int = Field(-1, ge=-1, lt=2**31)
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+    stop: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = Field([], max_length=MAX_STOPS)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+
+    @field_validator("top_k")
+    @classmethod
+    def _some(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 leaves no token to sample; -1 turns it off")
+        return value
 
     def sampling(self) -> Sampling:
         return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens, tuple(self.stop), self.seed)
 
 
 class LimitsBody(_Model):
-    max_turns: int | None = Field(None, ge=0)
-    max_context: int | None = Field(None, ge=2)
-    turn_timeout: float | None = Field(600.0, gt=0)
+    max_turns: int | None = Field(None, ge=0, lt=2**31)
+    max_context: int | None = Field(None, ge=2, lt=2**31)
+    turn_timeout: float | None = Field(600.0, gt=0, lt=2**31)
 
     def limits(self) -> Limits:
         return Limits(self.max_turns, self.max_context, self.turn_timeout)
@@ -55,6 +70,13 @@ class OpenBody(_Model):
     group: str = ""
     rollout: str = ""
     metadata: dict[str, Any] = {}
+
+    @field_validator("metadata")
+    @classmethod
+    def _writable(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Samples carry it: what no export could write is refused when it comes."""
+        check_json(value)
+        return value
 
 
 class RewardBody(_Model):
@@ -119,7 +141,15 @@ class _Admin:
     async def list(self, http: web.Request) -> web.Response:
         limit, offset = _number(http, "limit", 100, 1000), _number(http, "offset", 0, 2**31)
         rows = await self._sessions.rows(limit, offset)
-        return _json({"sessions": [_row(await self._sessions.by_id(r.id)) for r in rows], "limit": limit, "offset": offset})
+        return _json({"sessions": [await self._entry(r.id) for r in rows], "limit": limit, "offset": offset})
+
+    async def _entry(self, session_id: str) -> orjson.Fragment:
+        """One session of the list. One that cannot be read hides no other."""
+        try:
+            return orjson.Fragment(_dump(_row(await self._sessions.by_id(session_id))))
+        except (TurnloomError, TypeError, ValueError, RecursionError) as error:
+            log.warning("session %s cannot be listed: %s", session_id, error)
+            return orjson.Fragment(_dump({"id": session_id, "error": str(error)}))
 
     async def get(self, http: web.Request) -> web.Response:
         return _json(_row(await self._session(http)))
@@ -206,7 +236,7 @@ def tree_json(session: Session) -> dict[str, Any]:
 
 
 async def _body(http: web.Request, model: type[M]) -> M:
-    raw = await http.read()
+    raw = await read_body(http)
     try:
         return model.model_validate_json(raw or b"{}")
     except ValidationError as error:
@@ -217,13 +247,21 @@ async def _body(http: web.Request, model: type[M]) -> M:
 
 def _number(http: web.Request, name: str, default: int, most: int) -> int:
     raw = http.query.get(name, str(default))
-    if not raw.isdecimal() or int(raw) > most:
+    if not raw.isdecimal() or len(raw) > 10 or int(raw) > most:
         raise BadRequest(f"{name}: must be a whole number up to {most}")
     return int(raw)
 
 
 def _json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")
+    return web.Response(body=_dump(value), status=status, content_type="application/json")
+
+
+def _dump(value: Any) -> bytes:
+    """JSON bytes, of values as well that only Python's own callers can bring: metadata that is no JSON is spelled as text."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, default=str, allow_nan=False).encode()
 
 
 def error_response(error: TurnloomError) -> web.Response:

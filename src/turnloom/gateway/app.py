@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 
-from turnloom.errors import BodyTooLarge, NotFound, TurnloomError
+from turnloom.errors import NotFound, TurnloomError
 from turnloom.gateway import admin, auth
+from turnloom.gateway.body import MAX_BODY, read_body
 from turnloom.gateway.respond import KEEPALIVE_SECONDS, Responder, http_error
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
@@ -19,9 +21,6 @@ from turnloom.wire.anthropic import AnthropicDialect
 from turnloom.wire.contract import Dialect
 
 log = logging.getLogger("turnloom.gateway")
-
-MAX_BODY = 32 * 2**20
-"""Bytes; the limit of Anthropic's own Messages API."""
 
 _INLINE_BODY = 256 * 1024
 """A body this large takes about a millisecond to read; larger ones are read in a thread."""
@@ -56,7 +55,7 @@ class GatewayApp:
     async def _messages(self, http: web.Request) -> web.StreamResponse:
         session = await self.sessions.by_key(auth.session_key(http))
         request = await self._read(http, self._anthropic)
-        out = Responder(http, self._anthropic, stream=request.stream or _wants_stream(http), keepalive=self._keepalive)
+        out = Responder(http, self._anthropic, stream=request.stream, keepalive=self._keepalive)
         return await self._answer(session, self._anthropic, request, out)
 
     async def _answer(self, session: Session, dialect: Dialect, request: Request, out: Responder) -> web.StreamResponse:
@@ -75,13 +74,9 @@ class GatewayApp:
         return web.Response(body=self._anthropic.count(tokens), content_type="application/json")
 
     async def _read(self, http: web.Request, dialect: Dialect) -> Request:
-        try:
-            body = await http.read()
-        except web.HTTPRequestEntityTooLarge as error:
-            raise BodyTooLarge(f"the request body is larger than {MAX_BODY} bytes") from error
-        if len(body) <= _INLINE_BODY:
-            return dialect.read(body)
-        return await asyncio.to_thread(dialect.read, body)
+        body = await read_body(http)
+        read = partial(dialect.read, body, stream=_accepts_stream(http))
+        return read() if len(body) <= _INLINE_BODY else await asyncio.to_thread(read)
 
     async def _models(self, http: web.Request) -> web.Response:
         await self.sessions.by_key(auth.session_key(http))
@@ -121,13 +116,16 @@ class GatewayApp:
             log.exception("unexpected error on %s %s", request.method, request.path)
             failure = TurnloomError(f"internal error ({type(error).__name__}); the gateway's log has the details")
         self._count_error(failure)
-        if request.path.startswith("/api/v1/"):
-            return admin.error_response(failure)
-        return http_error(self._anthropic.error(failure))
+        of_admin = request.path.startswith("/api/v1/")
+        response = admin.error_response(failure) if of_admin else http_error(self._anthropic.error(failure))
+        if request.content.exception() is not None:
+            response.force_close()  # where a broken body ends, and the next request begins, is not known
+        return response
 
     def _count_error(self, error: TurnloomError) -> None:
         self.parts.metrics.errors.labels(type(error).__name__).inc()
 
 
-def _wants_stream(http: web.Request) -> bool:
+def _accepts_stream(http: web.Request) -> bool:
+    """What a request whose body does not say wants."""
     return "text/event-stream" in http.headers.get("Accept", "")

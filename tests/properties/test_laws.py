@@ -91,7 +91,7 @@ def test_laws_hold_on_random_sessions(name: str, seed: int, plan: list[tuple[str
         if turn.outcome is not Outcome.DELIVERED:
             assert turn.id in untrained
 
-    assert check_samples(unrolled.samples).ok
+    assert not unrolled.samples or check_samples(unrolled.samples).ok
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -187,10 +187,9 @@ def test_a_template_that_wants_content_in_blocks_gets_them(template: str) -> Non
 
 
 def test_a_rendering_that_hides_a_message_is_refused() -> None:
-    template = "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
-    renderer = ChatTemplateRenderer(with_template(template))
-    with pytest.raises(RenderError, match="does not show message 1 \\(system\\)"):
-        renderer.render([user("a"), system("b"), user("c")], ())
+    last_only = with_template("<|im_start|>{{ messages[-1].content }}<|im_end|>")
+    with pytest.raises(RenderError, match="does not show message 0 \\(user\\)"):
+        ChatTemplateRenderer(last_only).render([user("first"), user("second")], ())
     swapped = with_template("{% for m in messages | reverse %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
     with pytest.raises(RenderError, match="does not show message 1"):
         ChatTemplateRenderer(swapped).render([user("first"), user("second")], ())

@@ -21,15 +21,8 @@ from typing import Any
 
 from turnloom.errors import RenderError
 from turnloom.render.contract import Rendered, Tokenizer, Unbridgeable
+from turnloom.render.shield import MARK_SET, MARKS, Shield
 from turnloom.types import Message, Tool, ToolCall, ToolResult, ids
-
-_MARKS = (*range(0x2801, 0x2900), *range(0xA000, 0xA48D))
-"""Braille patterns and Yi syllables stand for what is shielded: rare, never blank, and printed as they are by Python and JSON."""
-
-_MARK_SET = frozenset(map(chr, _MARKS))
-
-_ESCAPED_MARK = re.compile(r"\\u(28[0-9a-fA-F]{2}|[aA][0-4][0-9a-fA-F]{2})")
-"""The same characters as JSON text may spell them."""
 
 _PROBE_TOOL = {"type": "function", "function": {"name": "probed", "description": "probed", "parameters": {"type": "object"}}}
 
@@ -57,7 +50,7 @@ class ChatTemplateRenderer:
         spellings = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, spellings))) if spellings else None
         self._inner = {s[1:-1]: s for s in spellings if s[0] in "<[" and len(s) > 2}
-        self._own_marks = frozenset(tokenizer.chat_template) & _MARK_SET
+        self._own_marks = frozenset(tokenizer.chat_template) & MARK_SET
         self._spelling = {i: s for s, i in tokenizer.control_tokens.items()}
         self._blocks = not self._shows(_user("probed")) and self._shows([{"role": "user", "content": [{"type": "text", "text": "probed"}]}])
         call = (ToolCall("call00000", "f", "{}"),)
@@ -99,28 +92,28 @@ class ChatTemplateRenderer:
             return Unbridgeable(f"the template writes no {self._spelling[close.end]} after an assistant message once more follows")
         return Rendered(ids(encoded[skip:]), _reasoning_open(after), escaped)
 
-    def _whole(self, messages: Sequence[Message], shield: _Shield) -> str:
+    def _whole(self, messages: Sequence[Message], shield: Shield) -> str:
         chat = self._chat(messages, shield)
         if shield.tools and not self._shows_tools:
             chat = _with_tools_text(chat, shield.tools)
         return self._template(chat, shield.tools)
 
-    def _continued(self, reply: Message, new: Sequence[Message], shield: _Shield) -> str:
+    def _continued(self, reply: Message, new: Sequence[Message], shield: Shield) -> str:
         """A stand-in history whose last reply ends in the anchor, and what follows it."""
         stand_in = [*_user("."), _anchored(reply.calls if self._shows_calls else (), shield.anchor, shield)]
         return self._template(stand_in + self._chat(new, shield, reply), shield.tools)
 
-    def _shielded(self, messages: Sequence[Message], tools: Sequence[Tool], write: Callable[[_Shield], str]) -> tuple[str, _Shield]:
+    def _shielded(self, messages: Sequence[Message], tools: Sequence[Tool], write: Callable[[Shield], str]) -> tuple[str, Shield]:
         """The rendered text and what was shielded in it.
 
         A template may put a name between the brackets of a control token
         (`<` + key + `>`). Where a text is such a name it is written a second time
         with the name shielded, and that one is taken if the brackets are there.
         """
-        shield = _Shield(self._control, self._inner, self._own_marks, messages, tools)
+        shield = Shield(self._control, self._inner, self._own_marks, messages, tools)
         text = write(shield)
         if shield.names:
-            strict = _Shield(self._control, self._inner, self._own_marks, messages, tools, shield_names=True)
+            strict = Shield(self._control, self._inner, self._own_marks, messages, tools, shield_names=True)
             second = write(strict)
             if any(
                 f"{self._inner[name][0]}{mark}{self._inner[name][-1]}" in second
@@ -130,7 +123,7 @@ class ChatTemplateRenderer:
                 return second, strict
         return text, shield
 
-    def _hidden(self, text: str, messages: Sequence[Message], shield: _Shield) -> int | None:
+    def _hidden(self, text: str, messages: Sequence[Message], shield: Shield) -> int | None:
         """The first message whose words the template left out, None where it shows all of them.
 
         Users' messages and tool results must stand in their order; a system
@@ -162,7 +155,7 @@ class ChatTemplateRenderer:
 
     def _probe_close(self, calls: tuple[ToolCall, ...]) -> _Close | None:
         """How the template closes an assistant message; None when it does not show one like this."""
-        anchor = chr(_MARKS[-1])
+        anchor = chr(MARKS[-1])
         chat = [*_user("."), _anchored(calls, anchor, None)]
         try:
             _, found, after = self._template(chat, None, generation_prompt=False).partition(anchor)
@@ -173,7 +166,7 @@ class ChatTemplateRenderer:
         special = [i for i in self._tokenizer.encode(after) if i in self._tokenizer.special_ids and i in self._spelling]
         return _Close(special[-1], after[: after.rfind(self._spelling[special[-1]])]) if special else _Close(None, after)
 
-    def _chat(self, messages: Sequence[Message], shield: _Shield, follows: Message | None = None) -> list[dict[str, Any]]:
+    def _chat(self, messages: Sequence[Message], shield: Shield, follows: Message | None = None) -> list[dict[str, Any]]:
         """Messages as chat templates take them, from the start or after a reply. A tool message carries the name of its call."""
         names = {c.id: c.name for c in follows.calls} if follows else {}
         chat: list[dict[str, Any]] = []
@@ -204,7 +197,7 @@ class ChatTemplateRenderer:
             chat = [{**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m for m in chat]
         return self._tokenizer.apply_template(chat, tools, generation_prompt=generation_prompt, **self._kwargs)
 
-    def _encode(self, text: str, shield: _Shield) -> tuple[list[int], int]:
+    def _encode(self, text: str, shield: Shield) -> tuple[list[int], int]:
         """Ids of rendered text, and how many shielded spellings it held."""
         if not shield.spellings:
             return self._tokenizer.encode(text), 0
@@ -224,64 +217,6 @@ class _Close:
     text: str
 
 
-class _Shield:
-    """Replaces control-token spellings in message text with placeholders that the text does not hold."""
-
-    def __init__(
-        self,
-        control: re.Pattern[str] | None,
-        inner: Mapping[str, str],
-        taken: frozenset[str],
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        *,
-        shield_names: bool = False,
-    ) -> None:
-        self._control, self._inner, self._shield_names = control, inner, shield_names
-        self.names: set[str] = set()
-        """Texts met that are a control token less its brackets."""
-        self.spellings: dict[str, str] = {}
-        self._by_spelling: dict[str, str] = {}
-        texts = [t for m in messages for p in m.parts for t in _texts(p)] + [t for tool in tools for t in _tool_texts(tool)]
-        self._taken = set(taken).union(*(_MARK_SET.intersection(t) for t in texts if not t.isascii()))
-        self._taken |= {chr(int(code, 16)) for t in texts for code in _ESCAPED_MARK.findall(t)}
-        self.anchor = self.unused()
-        self.tools: list[dict[str, Any]] | None = [_template_tool(t, self) for t in tools] or None
-
-    def unused(self) -> str:
-        """A character that no text here holds."""
-        for code in _MARKS:
-            if (c := chr(code)) not in self._taken:
-                self._taken.add(c)
-                return c
-        raise RenderError("the messages use every braille pattern and Yi syllable at once; send fewer of them")
-
-    def __call__(self, text: str) -> str:
-        if text in self._inner:
-            self.names.add(text)
-            return self._mark(text) if self._shield_names else text
-        return self._control.sub(lambda match: self._mark(match.group()), text) if self._control else text
-
-    def value(self, value: Any) -> Any:
-        """Shield every string of a JSON value, keys too."""
-        if isinstance(value, str):
-            return self(value)
-        if isinstance(value, list):
-            return [self.value(v) for v in value]
-        if isinstance(value, dict):
-            return {self(k): self.value(v) for k, v in value.items()}
-        return value
-
-    def _mark(self, spelling: str) -> str:
-        if spelling not in self._by_spelling:
-            self._by_spelling[spelling] = mark = self.unused()
-            self.spellings[mark] = spelling
-        return self._by_spelling[spelling]
-
-    def placeholders(self) -> re.Pattern[str]:
-        return re.compile("([" + "".join(self.spellings) + "])")
-
-
 def _user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
@@ -293,24 +228,7 @@ def _spellings(words: str) -> Iterator[str]:
     yield json.dumps(words)[1:-1]
 
 
-def _texts(part: Any) -> tuple[str, ...]:
-    if isinstance(part, ToolCall):
-        return (part.name, part.arguments, part.id)
-    if isinstance(part, ToolResult):
-        return (part.text, part.call_id)
-    return (part.text,)
-
-
-def _tool_texts(tool: Tool) -> tuple[str, ...]:
-    return (tool.name, tool.description, tool.parameters)
-
-
-def _template_tool(tool: Tool, shield: _Shield) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters)}
-    return {"type": "function", "function": shield.value(function)}
-
-
-def _anchored(calls: Sequence[ToolCall], anchor: str, shield: _Shield | None) -> dict[str, Any]:
+def _anchored(calls: Sequence[ToolCall], anchor: str, shield: Shield | None) -> dict[str, Any]:
     """A stand-in for a reply with these calls: the anchor is the last thing that the message says."""
     if not calls:
         return {"role": "assistant", "content": anchor}
@@ -357,7 +275,7 @@ def _call_text(call: ToolCall) -> str:
     return f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
 
 
-def _template_call(call: ToolCall, arguments: Any, shield: _Shield | None) -> dict[str, Any]:
+def _template_call(call: ToolCall, arguments: Any, shield: Shield | None) -> dict[str, Any]:
     name, call_id = (shield(call.name), shield(call.id)) if shield else (call.name, call.id)
     return {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
 

@@ -6,12 +6,12 @@ to make its parser. A new one is a new file with its parser and a new entry.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnloom.errors import ConfigError
+from turnloom.imports import load_object
 from turnloom.parse.body import Body
 from turnloom.parse.contract import Parser, ParserFactory
 from turnloom.parse.json_body import JsonBody
@@ -89,11 +89,7 @@ def parser_factory(name: str, chat_template: str, *, reasoning: bool | None = No
 
 
 def _imported(path: str) -> ParserFactory:
-    module, _, attribute = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"the output format {path!r} cannot be imported: {error}") from error
+    found = load_object(path, "the output format")
     if not callable(found):
         raise ConfigError(f"the output format {path!r} is not a ParserFactory: it cannot be called")
     factory: ParserFactory = found

@@ -1,6 +1,7 @@
 """What each harness says: pure, so the whole command line is compared."""
 
 import json
+import sys
 
 import pytest
 
@@ -115,7 +116,9 @@ def test_a_command_is_pure_and_its_repr_keeps_the_key(name, options):
 
 
 def test_a_harness_can_be_named_by_its_import_path(monkeypatch, tmp_path):
-    (tmp_path / "someones_agent.py").write_text("class Theirs:\n    name = 'theirs'\n    def __init__(self, size=1): self.size = size\n")
+    (tmp_path / "someones_agent.py").write_text(
+        "class Theirs:\n    name = 'theirs'\n    install = command = None\n    def __init__(self, size=1): self.size = size\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     harness = load_harness("someones_agent:Theirs", size=3)
     assert (harness.name, harness.size) == ("theirs", 3)
@@ -128,6 +131,9 @@ def test_a_harness_can_be_named_by_its_import_path(monkeypatch, tmp_path):
         ("no.such.module:Name", {}, "cannot be imported"),
         ("turnloom.harness.pi:Name", {}, "cannot be imported"),
         (":", {}, "cannot be imported"),
+        ("..x:y", {}, "cannot be imported"),
+        ("json:dumps", {}, "does not take these options"),
+        ("json:JSONDecoder", {}, "is not a Harness: it has no name, no install, no command"),
         ("pi", {"colour": "red"}, "does not take these options"),
         ("command", {}, "does not take these options"),
         ("command", {"argv": "ls -l"}, "as a list of words"),
@@ -137,3 +143,21 @@ def test_a_harness_can_be_named_by_its_import_path(monkeypatch, tmp_path):
 def test_a_wrong_name_or_option_says_so(name, options, message):
     with pytest.raises(ConfigError, match=message):
         load_harness(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise RuntimeError('at\\nimport')", "cannot be imported: RuntimeError: at import"),
+        ("def broken(:", "cannot be imported: SyntaxError"),
+        ("import sys; sys.exit(3)", "cannot be imported: SystemExit: 3"),
+        ("class Theirs:\n    def __init__(self): raise KeyError('home')", "cannot be made: KeyError: 'home'"),
+    ],
+)
+def test_whatever_another_module_raises_is_one_line(monkeypatch, tmp_path, body, message):
+    (tmp_path / "theirs_in_pieces.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "theirs_in_pieces", raising=False)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_harness("theirs_in_pieces:Theirs")
+    assert "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ import pytest
 from turnloom.errors import HarnessError
 from turnloom.harness import load_harness
 from turnloom.harness.npm import cache_dir
+from turnloom.harness.registry import require
 from turnloom.sandbox import LocalSandbox
 
 NPM = """
@@ -108,6 +109,26 @@ async def test_an_old_node_says_what_to_do(tools, sandbox, version):
         await load_harness("claude-code").install(sandbox)
 
 
+async def test_what_is_missing_is_said_before_anything_is_started(tools, tmp_path):
+    await require(load_harness("claude-code"))
+    assert calls(tmp_path) == []
+    os.remove(tmp_path / "bin" / "npm")
+    with pytest.raises(HarnessError, match=r"^pi is installed with npm, which is not on PATH: install npm, or use --agent sdk-agent$"):
+        await require(load_harness("pi"))
+    os.remove(tmp_path / "bin" / "node")
+    with pytest.raises(HarnessError, match=r"^claude-code needs Node.js 20 or newer"):
+        await require(load_harness("claude-code"))
+    await require(load_harness("claude-code", program=["claude"]))
+    await require(load_harness("command", argv=["true"]))
+
+
+async def test_an_agent_that_is_installed_needs_no_npm(tools, sandbox, tmp_path):
+    program = await load_harness("pi").install(sandbox)
+    os.remove(tmp_path / "bin" / "npm")
+    assert await load_harness("pi").install(sandbox) == program
+    await require(load_harness("pi"))
+
+
 async def test_a_program_of_ones_own_is_used_as_it_is(sandbox, monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert await load_harness("pi", program=["/opt/pi"]).install(sandbox) == ("/opt/pi",)
@@ -124,9 +145,13 @@ async def test_a_damaged_cache_says_what_to_do(tools, sandbox, tmp_path):
 def test_the_cache_is_the_users_unless_told(monkeypatch, tmp_path):
     monkeypatch.setenv("TURNLOOM_CACHE", str(tmp_path))
     assert cache_dir() == tmp_path
-    monkeypatch.delenv("TURNLOOM_CACHE")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TURNLOOM_CACHE", "here")
+    assert cache_dir() == tmp_path / "here"
+    monkeypatch.setenv("TURNLOOM_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_dir() == tmp_path / "xdg" / "turnloom"
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_dir() == tmp_path / ".cache" / "turnloom"
+    for unset in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert cache_dir() == tmp_path / ".cache" / "turnloom"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli, one_line
+from turnloom.cli import demo
+from turnloom.store.sqlite import held
 
 NOWHERE = "http://127.0.0.1:9"
 """The discard port, on which nothing listens."""
@@ -87,6 +89,44 @@ def test_a_task_that_is_not_there(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("run", "demo"), ("demo",)])
+@pytest.mark.parametrize("below", ["file", "file/deeper", "x" * 300])
+def test_an_out_that_cannot_be_a_folder(cli: Cli, tmp_path: Path, words: tuple[str, ...], below: str) -> None:
+    (tmp_path / "file").touch()
+    assert one_line(cli(*words, "--out", tmp_path / below)).endswith("; choose another --out")
+
+
+@pytest.mark.parametrize("words", [("run", "demo"), ("demo",)])
+def test_an_out_where_nothing_can_be_made(cli: Cli, words: tuple[str, ...]) -> None:
+    assert "/proc/turnloom" in one_line(cli(*words, "--out", "/proc/turnloom"))
+
+
+def test_an_agent_without_its_node_is_said_before_anything_starts(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    out = tmp_path / "out"
+    for words in (("demo",), ("run", "demo")):
+        assert "claude-code needs Node.js" in one_line(cli(*words, "--agent", "claude-code", "--out", out))
+    assert not out.exists()
+
+
+def test_a_second_demo_leaves_a_running_one_alone(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / demo.MARK).touch()
+    kept = {name: name.encode() for name in demo.FILES}
+    for name, data in kept.items():
+        (tmp_path / name).write_bytes(data)
+    with held(tmp_path / "turnloom.db"):
+        assert "is being written by process" in one_line(cli("demo", "--out", tmp_path))
+    assert {name: (tmp_path / name).read_bytes() for name in demo.FILES} == kept
+
+
+def test_a_new_demo_takes_the_place_of_one_that_ended(tmp_path: Path) -> None:
+    (tmp_path / demo.MARK).touch()
+    for name in (*demo.FILES, "mine.txt"):
+        (tmp_path / name).touch()
+    assert demo._fresh_store(tmp_path) == tmp_path / "turnloom.db"
+    assert {p.name for p in tmp_path.iterdir()} == {demo.MARK, "mine.txt", "turnloom.db.lock"}
+
+
+@pytest.mark.parametrize("words", [("run", "demo"), ("demo",)])
 def test_a_run_never_writes_over_an_earlier_one(cli: Cli, recorded: Path, words: tuple[str, ...]) -> None:
     before = recorded.read_bytes()
     assert "holds an earlier run; choose another --out, or remove it" in one_line(cli(*words, "--out", recorded.parent))
@@ -128,6 +168,7 @@ def test_an_unknown_tokenizer_and_an_unknown_tool_format(cli: Cli, engine_url: s
     words = ("serve", "--engine", engine_url, "--port", "0", "--store", tmp_path / "t.db")
     assert one_line(cli(*words, "--tokenizer", tmp_path / "none")) == f"there is no tokenizer at {tmp_path / 'none'}"
     assert "no output format is called 'toml': use auto" in one_line(cli(*words, "--tool-format", "toml"))
+    assert "the output format '..x:y' cannot be imported" in one_line(cli(*words, "--tool-format", "..x:y"))
 
 
 def test_a_model_file_that_is_not_there(cli: Cli) -> None:

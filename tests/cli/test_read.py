@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Cli
+from tests.support.gateways import bench, user
 from turnloom.export.check import read_samples
 from turnloom.testing.tokenizers import qwen_directory
 
@@ -132,3 +137,51 @@ def test_check_does_not_ask_the_engine_about_a_damaged_file(cli: Cli, exported: 
     said = cli("check", exported, "--engine", engine_url)
     assert said.code == 1
     assert said.out.splitlines()[-1] == "the engine was not asked: mend the file first"
+
+
+def test_check_as_json_whatever_the_file_says(cli: Cli, exported: Path) -> None:
+    spoil(exported, session_id="\ud800", prompt_len=0)
+    said = cli("check", exported, "--json")
+    assert said.code == 1
+    assert said.out.isascii()
+    assert json.loads(said.out)["file"]["findings"][0]["session"] == "\ud800"
+
+
+def test_check_of_a_file_without_samples_ends_with_1(cli: Cli, tmp_path: Path, engine_url: str) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    said = cli("check", empty)
+    assert (said.code, said.out.splitlines()[-1]) == (1, "no samples")
+    assert cli("check", empty, "--engine", engine_url).out.splitlines()[-1] == "the engine was not asked: there is nothing to ask"
+    assert json.loads(cli("check", empty, "--json").out)["file"]["ok"] is False
+
+
+def test_a_session_named_twice_is_exported_once(cli: Cli, recorded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "some.jsonl"
+    cli("export", out, "latest", "beta", "--store", recorded)
+    assert [s.session_id for s in read_samples(out)] == ["beta"]
+
+
+async def _shared_rollout(path: Path) -> None:
+    async with bench(["One.", "Two.", "Three."], store=path) as b:
+        for _ in range(2):
+            b.handle = await b.gateway.open_session(rollout="shared")
+            assert (await b.post(user("Go."))).status == 200
+            await b.handle.finish(reward=1.0)
+
+
+def test_sessions_that_share_a_rollout_are_exported_with_weights_that_sum_to_one(cli: Cli, tmp_path: Path) -> None:
+    path, out = tmp_path / "t.db", tmp_path / "samples.jsonl"
+    asyncio.run(_shared_rollout(path))
+    assert cli("export", out, "--store", path).code == 0
+    assert [s.weight for s in read_samples(out) if s.rollout_id == "shared"] == [0.5, 0.5]
+    assert cli("check", out).code == 0
+
+
+def test_show_to_a_reader_that_leaves_ends_quietly(recorded: Path) -> None:
+    words = [sys.executable, "-m", "turnloom.cli.main", "show", "alpha-one", "--store", str(recorded)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,29 @@ def test_the_engine_confirms_every_trained_token(demo: tuple[str, Path]) -> None
     trained = sum(int(s.loss_mask.sum()) for s in read_samples(out / "samples.jsonl"))
     assert re.search(rf"^{trained} tokens, max \S+, mean \S+: within the tolerance ", printed, re.M)
     assert printed.splitlines()[-1] == "==> verdict: the samples are exact"
+
+
+SILENT = """
+from turnloom.harness.contract import Launch
+
+class Silent:
+    name = "silent"
+
+    async def install(self, sandbox):
+        return ()
+
+    def command(self, context):
+        return Launch(("true",), {})
+"""
+
+
+def test_a_demo_without_a_graded_rollout_claims_nothing(tmp_path: Path) -> None:
+    (tmp_path / "silent.py").write_text(SILENT, "utf-8")
+    words = [sys.executable, "-m", "turnloom.cli.main", "demo", "--agent", "silent:Silent", "-n", "1", "--out", str(tmp_path / "out")]
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=900)
+    assert ended.returncode == 1
+    assert ended.stdout.splitlines()[-1] == "==> verdict: nothing was graded, so there is nothing to check; see above"
+    assert "the agent made no model call" in ended.stdout
+    assert "exact all the same" not in ended.stdout
+    assert "every law holds" not in ended.stdout

@@ -50,7 +50,7 @@ OWNER := $(VENV)/.turnloom-checkout
 # One line per package that comes over the network: the large ones take minutes.
 define INSTALL
 '$(BIN)/python' -m pip install --progress-bar off -e '.[$1]' \
-	| awk '/^ *Downloading / && !/\.metadata / { print "   " $$0; fflush() } /^Installing collected/ { print "    installing"; fflush() }'
+	| awk '/^ *Downloading / && !/\.metadata / { sub(/^ */, "    "); print; fflush() } /^Installing collected/ { print "    installing"; fflush() }'
 endef
 
 .PHONY: help demo test lint venv clean

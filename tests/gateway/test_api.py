@@ -13,7 +13,7 @@ import pytest
 from tests.support.gateways import bench, follow, user
 from turnloom import Gateway
 from turnloom.engine.sglang import SGLangEngine
-from turnloom.errors import ConfigError
+from turnloom.errors import BadRequest, ConfigError
 from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine
 from turnloom.testing.tokenizers import qwen_tokenizer
 from turnloom.types import Outcome
@@ -216,3 +216,10 @@ async def test_a_taken_port_is_one_clear_line() -> None:
         port = int(b.gateway.url.rpartition(":")[2])
         with pytest.raises(ConfigError, match="choose another --port"):
             await Gateway(SGLangEngine(b.engine.url), b.tokenizer, port=port).start()
+
+
+@pytest.mark.parametrize("value", [float("nan"), 2**70, object(), {1: "x"}], ids=["NaN", "integer", "object", "key"])
+async def test_metadata_that_could_not_be_exported_is_refused_when_it_comes(value: object) -> None:
+    async with bench() as b:
+        with pytest.raises(BadRequest, match="metadata"):
+            await b.gateway.open_session(metadata={"value": value})

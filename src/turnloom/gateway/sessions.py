@@ -11,6 +11,7 @@ from typing import Any
 
 from turnloom.core.tree import Tree
 from turnloom.errors import BadRequest, NotFound, Unauthorized
+from turnloom.gateway.body import check_json
 from turnloom.gateway.session import Session
 from turnloom.store.contract import Limits, SessionRow, Store
 from turnloom.types import Sampling
@@ -49,7 +50,11 @@ class Sessions:
         labels: Mapping[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> tuple[Session, str]:
-        """A new session and its key. Raises BadRequest when the id is taken."""
+        """A new session and its key. Raises BadRequest when the id is taken or the metadata is no JSON that can be exported."""
+        try:
+            check_json(dict(metadata or {}))
+        except ValueError as error:
+            raise BadRequest(f"metadata: {error}") from error
         key = key or new_key()
         session_id = session_id or uuid.uuid4().hex
         async with self._lock:

@@ -262,7 +262,7 @@ class Sample:
     logprobs float32 [N], NaN where not sampled; turn_index int32 [N], -1 where
     not sampled; weight_version one string or None per token. `prompt_len` is
     the index of the first sampled token. `weight` makes a rollout count once:
-    1 / number of samples of the session.
+    1 / number of its samples among those that are exported together.
     """
 
     token_ids: IntArray

@@ -16,7 +16,7 @@ def dump_tree(tree: Tree, *, width: int = 72) -> list[str]:
     """Lines of the whole tree. Every character a model or an agent wrote is shown escaped."""
     lines: list[str] = []
     for head in tree.heads:
-        names = ", ".join(t.name for t in tree.nodes[head].tools) or "none"
+        names = escaped(", ".join(t.name for t in tree.nodes[head].tools)) or "none"
         lines.append(f"tools: {clip(names, width)}")
         stack = [(child, 0) for child in reversed(tree.children(head))]
         while stack:
@@ -41,7 +41,7 @@ def turn_line(turn: Turn) -> str:
     how = f"{fork}, {how}" if fork else how
     parts = [f"turn {turn.index}", f"{turn.prompt_len} prompt ({how})", f"{len(turn.output)} sampled", str(turn.finish.reason)]
     if turn.outcome is not Outcome.DELIVERED:
-        parts.append(str(turn.outcome) + (f": {turn.error}" if turn.error else ""))
+        parts.append(str(turn.outcome) + (f": {escaped(turn.error)}" if turn.error else ""))
     parts += [f"call {c.status}" for c in turn.calls if c.status != "ok"]
     return " · ".join(parts)
 

@@ -4,14 +4,16 @@ Each case is a shell script that stands for what an agent did in its sandbox.
 """
 
 import sys
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from turnloom.errors import TaskError
 from turnloom.rollout import Task, demo_task, grade_patch
-from turnloom.rollout import workspace as workspace_module
-from turnloom.rollout.workspace import PatchRefused, prepare, take_patch
+from turnloom.rollout import patch as patch_module
+from turnloom.rollout.patch import PatchRefused, take_base, take_patch
+from turnloom.rollout.workspace import prepare
 from turnloom.sandbox import LocalSandbox
 
 FIX = "sed -i 's/ (len(values) + 1)/ len(values)/' stats.py"
@@ -22,10 +24,11 @@ async def patch_of(task, script):
     sandbox = LocalSandbox(grace=0.5)
     await sandbox.start()
     try:
-        base = await prepare(sandbox, task)
-        result = await sandbox.exec(["bash", "-c", script])
-        assert result.exit_code == 0, result
-        return await take_patch(sandbox, base)
+        await prepare(sandbox, task)
+        with closing(await take_base(sandbox)) as base:
+            result = await sandbox.exec(["bash", "-c", script])
+            assert result.exit_code == 0, result
+            return await take_patch(sandbox, base)
     finally:
         await sandbox.stop()
 
@@ -175,7 +178,7 @@ async def test_a_forged_patch_cannot_leave_the_workspace(path):
 
 
 async def test_a_patch_that_is_too_large_is_refused(monkeypatch):
-    monkeypatch.setattr(workspace_module, "PATCH_LIMIT", 1 << 20)
+    monkeypatch.setattr(patch_module, "PATCH_LIMIT", 1 << 20)
     with pytest.raises(PatchRefused, match="larger than 1 MiB"):
         await patch_of(demo_task(), "head -c 3000000 /dev/urandom > big")
 

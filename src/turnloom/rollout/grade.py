@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from turnloom.errors import SandboxError
+from turnloom.rollout.patch import PatchRefused, apply_patch
 from turnloom.rollout.task import Files, Task
-from turnloom.rollout.workspace import PatchRefused, apply_patch, copy_in, discard, prepare
-from turnloom.sandbox.contract import Sandbox
+from turnloom.rollout.workspace import copy_in, discard, prepare
+from turnloom.sandbox.contract import ExecResult, Sandbox, SandboxUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +26,40 @@ class Grade:
 async def grade_patch(task: Task, patch: bytes, make_sandbox: Callable[[], Sandbox]) -> Grade:
     """Prepare the task anew, apply the patch except below protected paths, add the grader's files, run the grading command.
 
-    A patch that does not apply, or a command that does not end in time, scores as
-    not passed. Raises TaskError or SandboxError when the grading itself is impossible.
+    A patch that does not apply, or with which the grading command does not start
+    or does not end in time, scores as not passed. Raises TaskError or
+    SandboxError when the grading itself is impossible.
     """
+    try:
+        result = await _evaluate(task, patch, make_sandbox)
+    except PatchRefused as error:
+        return refused(task, error)
+    output = "\n".join(text for text in (result.out, result.err) if text)
+    if result.timed_out:
+        return Grade(task.score(None), None, f"the grading command did not end within {task.eval_timeout:g} s", output)
+    return Grade(task.score(result.exit_code), result.exit_code, f"the grading command ended with {result.exit_code}", output)
+
+
+async def _evaluate(task: Task, patch: bytes, make_sandbox: Callable[[], Sandbox]) -> ExecResult:
     sandbox = make_sandbox()
     try:
         await sandbox.start()
         await prepare(sandbox, task)
         try:
             await apply_patch(sandbox, patch, (*task.protected, *_paths(task.grader_files)))
-        except PatchRefused as error:
-            return refused(task, error)
-        await copy_in(sandbox, task.grader_files)
-        result = await sandbox.exec(task.evaluate, timeout=task.eval_timeout)
+            await copy_in(sandbox, task.grader_files)
+            return await sandbox.exec(task.evaluate, timeout=task.eval_timeout)
+        except SandboxUnavailable:
+            raise
+        except SandboxError as error:
+            failure = error
     finally:
         await discard(sandbox)
-    output = "\n".join(text for text in (result.out, result.err) if text)
-    if result.timed_out:
-        return Grade(task.score(None), None, f"the grading command did not end within {task.eval_timeout:g} s", output)
-    return Grade(task.score(result.exit_code), result.exit_code, f"the grading command ended with {result.exit_code}", output)
+    if not patch:
+        raise failure
+    # The patch is to blame when all goes well without it.
+    await _evaluate(task, b"", make_sandbox)
+    raise PatchRefused(f"with the patch the grading cannot begin: {failure}")
 
 
 def refused(task: Task, error: PatchRefused) -> Grade:

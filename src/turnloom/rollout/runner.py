@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 
 from turnloom.errors import SandboxError
@@ -21,8 +21,9 @@ from turnloom.harness.contract import AgentContext, AgentOutcome, AgentRun, Harn
 from turnloom.harness.launch import run_agent
 from turnloom.rollout.contract import Gateway, RolloutEvent, RolloutResult, RolloutStatus, SessionHandle
 from turnloom.rollout.grade import Grade, grade_patch, refused
+from turnloom.rollout.patch import Base, PatchRefused, take_base, take_patch
 from turnloom.rollout.task import Task
-from turnloom.rollout.workspace import PatchRefused, discard, prepare, take_patch
+from turnloom.rollout.workspace import discard, prepare
 from turnloom.sandbox.contract import Sandbox
 from turnloom.sandbox.local import LocalSandbox
 from turnloom.types import Sample
@@ -156,7 +157,7 @@ async def _work(plan: _Plan, rollout: str, session: SessionHandle, progress: _Pr
 
 
 @asynccontextmanager
-async def _booted(plan: _Plan, rollout: str) -> AsyncIterator[tuple[Sandbox, str, tuple[str, ...]]]:
+async def _booted(plan: _Plan, rollout: str) -> AsyncIterator[tuple[Sandbox, Base, tuple[str, ...]]]:
     """A prepared sandbox with the agent installed, and removed at the end; one that does not come up is tried again."""
     for attempt in range(plan.settings.boot_retries + 1):
         sandbox = plan.settings.sandbox()
@@ -164,13 +165,15 @@ async def _booted(plan: _Plan, rollout: str) -> AsyncIterator[tuple[Sandbox, str
             try:
                 await sandbox.start()
                 program = await plan.harness.install(sandbox)
-                base = await prepare(sandbox, plan.task)
+                await prepare(sandbox, plan.task)
+                base = await take_base(sandbox)
             except SandboxError as error:
                 if attempt == plan.settings.boot_retries:
                     raise
                 plan.emit(rollout, "retry", str(error))
             else:
-                yield sandbox, base, program
+                with closing(base):
+                    yield sandbox, base, program
                 return
         finally:
             await discard(sandbox)

@@ -2,7 +2,8 @@
 
 Each use has a git directory of its own, made for it and found nowhere before.
 Attributes, filters, hooks and ignore files of anyone's home are off, so what is
-compared are the bytes on disk.
+compared are the bytes on disk. Inside the sandbox it needs git, a POSIX shell
+and find, chmod, mkdir, mv and rm, as GNU, BSD and BusyBox have them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from turnloom.sandbox.contract import ExecResult, Sandbox
 async def run_agent(harness: Harness, sandbox: Sandbox, context: AgentContext) -> AgentRun:
     """Write the agent's files, start it in `context.workdir`, wait no longer than its time budget.
 
-    Raises SandboxError when it cannot be started. Nothing it started is left running.
+    Raises SandboxError when it cannot be started. What it started has been ended, as `Sandbox.exec` promises.
     """
     launch = harness.command(context)
     for path, data in launch.files.items():

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from turnloom.engine.models import find_model
+
 pytestmark = pytest.mark.engine
 
 
@@ -22,6 +24,7 @@ def ask(url: str, body: Any = None) -> Any:
 
 
 def test_the_engine_serves_until_sigterm() -> None:
+    find_model("smollm2")  # fetched here, so that the process has nothing to say of it
     words = ["-m", "turnloom.cli.main", "engine", "smollm2", "--port", "0", "--parallel", "1"]
     with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.support.gateways import ADMIN, bench, follow, user
 from turnloom.errors import StoreError
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
+from turnloom.store.memory import MemoryStore
 
 
 async def test_a_session_from_open_to_drop() -> None:
@@ -164,11 +166,13 @@ async def test_metadata_within_the_bounds_is_kept_and_exported() -> None:
 
 
 async def test_a_session_that_cannot_be_shown_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's own callers may bring metadata that is no JSON, and a stored session may be damaged."""
-    async with bench() as b:
-        await b.gateway.open_session(id="long", metadata={"x": 10**30})
-        await b.gateway.open_session(id="both", metadata={"x": [10**30, float("nan")]})
+    """An older store may hold metadata that is no JSON, and a stored session may be damaged."""
+    store = MemoryStore()
+    async with bench(store=store) as b:
         await b.gateway.open_session(id="damaged")
+        own = (await b.session()).row
+        for name, value in (("long", 10**30), ("both", [10**30, float("nan")])):
+            await store.put_session(replace(own, id=name, key_hash=name, metadata={"x": value}))
         plain = Sessions.by_id
 
         async def by_id(self: Sessions, session_id: str) -> Session:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,37 @@ def test_a_buffer_that_is_just_full_leaves_nothing_out():
     buffer.feed(b"abc")
     buffer.feed(b"de")
     assert (buffer.value(), buffer.dropped) == (b"abcde", 0)
+
+
+def test_no_descriptor_is_closed_twice_on_uvloop(tmp_path):
+    """A number closed a second time may by then be another thread's file."""
+    uvloop = pytest.importorskip("uvloop")
+    errors, over = [], threading.Event()
+
+    def use_descriptors():
+        while not over.is_set():
+            try:
+                os.listdir("/")
+                os.close(os.open("/", os.O_RDONLY))
+            except OSError as error:
+                errors.append(error)
+
+    async def run():
+        sandbox = LocalSandbox(parent=tmp_path, grace=0.5)
+        await sandbox.start()
+        try:
+            await asyncio.gather(*(sandbox.exec(["true"]) for _ in range(60)))
+        finally:
+            await sandbox.stop()
+
+    threads = [threading.Thread(target=use_descriptors) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run())
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert errors == []

@@ -104,27 +104,27 @@ class LocalSandbox:
             await _to_the_end(self._clean_up(tag, process, (out, err)))
         return ExecResult(
             exit_code=process.returncode if process.returncode is not None else -9,
-            stdout=out[1].buffer.value(),
-            stderr=err[1].buffer.value(),
+            stdout=out.buffer.value(),
+            stderr=err.buffer.value(),
             timed_out=timed_out,
-            stdout_dropped=out[1].buffer.dropped,
-            stderr_dropped=err[1].buffer.dropped,
+            stdout_dropped=out.buffer.dropped,
+            stderr_dropped=err.buffer.dropped,
             duration=time.monotonic() - started,
         )
 
     async def _spawn(
         self, argv: Sequence[str], directory: Path, env: dict[str, str], stdin: bytes | None, output_limit: int
-    ) -> tuple[asyncio.subprocess.Process, _Pipe, _Pipe]:
+    ) -> tuple[asyncio.subprocess.Process, Drain, Drain]:
         if not argv:
             raise SandboxError("the command is empty")
         if any("\0" in word for word in (*argv, *env, *env.values())):
             raise SandboxError("the command or its environment holds a NUL byte")  # uvloop would cut it short there.
         # Pipes of our own: asyncio's would make wait() last until every process that inherited them has ended.
-        out, out_end = await _open_pipe(output_limit)
+        out, out_end = _open_pipe(output_limit)
         try:
-            err, err_end = await _open_pipe(output_limit)
+            err, err_end = _open_pipe(output_limit)
         except BaseException:
-            out[0].close()
+            out.close()
             os.close(out_end)
             raise
         try:
@@ -133,8 +133,8 @@ class LocalSandbox:
                     *argv, cwd=directory, env=env, stdin=source, stdout=out_end, stderr=err_end, start_new_session=True
                 )
         except BaseException as error:
-            out[0].close()
-            err[0].close()
+            out.close()
+            err.close()
             if isinstance(error, OSError | ValueError):
                 raise _failure(f"start {argv[0]!r}", error) from error
             raise
@@ -143,12 +143,12 @@ class LocalSandbox:
             os.close(err_end)
         return process, out, err
 
-    async def _clean_up(self, tag: str, process: asyncio.subprocess.Process, pipes: tuple[_Pipe, _Pipe]) -> None:
+    async def _clean_up(self, tag: str, process: asyncio.subprocess.Process, drains: tuple[Drain, Drain]) -> None:
         await kill_all(tag, process.pid)
         await _quietly(process.wait(), _DRAIN_TIME)
-        for transport, drain in pipes:
+        for drain in drains:
             await _quietly(drain.closed.wait(), _DRAIN_TIME)
-            transport.close()
+            drain.close()
 
     async def write_file(self, path: str, data: bytes) -> None:
         target = self._inside(path)
@@ -238,17 +238,13 @@ def _failure(what: str, error: Exception) -> SandboxError:
     return kind(f"cannot {what}: {error}")
 
 
-_Pipe = tuple[asyncio.ReadTransport, Drain]
-
-
-async def _open_pipe(limit: int) -> tuple[_Pipe, int]:
+def _open_pipe(limit: int) -> tuple[Drain, int]:
     """A pipe being drained, and the end to write to."""
     try:
         read_end, write_end = os.pipe()
     except OSError as error:
         raise _failure("open a pipe", error) from error
-    transport, drain = await asyncio.get_running_loop().connect_read_pipe(lambda: Drain(limit), os.fdopen(read_end, "rb", 0))
-    return (transport, drain), write_end
+    return Drain(read_end, limit), write_end
 
 
 def _input_file(data: bytes | None) -> IO[bytes]:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+
+log = logging.getLogger("turnloom.sandbox")
+
+_CHUNK = 1 << 16
 
 
 class EndsBuffer:
@@ -38,15 +44,38 @@ class EndsBuffer:
         return bytes(self._head) + note + bytes(self._tail[len(self._tail) - self._tail_limit :])
 
 
-class Drain(asyncio.Protocol):
-    """Reads a pipe into an EndsBuffer; `closed` is set at its end."""
+class Drain:
+    """Reads a pipe's end, which it owns, into an EndsBuffer; `closed` is set when that is over.
 
-    def __init__(self, limit: int) -> None:
+    It closes the descriptor itself and once. uvloop's transports close the
+    descriptor of a file object twice, and in between another thread may have been
+    given the same number.
+    """
+
+    def __init__(self, descriptor: int, limit: int) -> None:
         self.buffer = EndsBuffer(limit)
         self.closed = asyncio.Event()
+        self._descriptor = descriptor
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._read)
 
-    def data_received(self, data: bytes) -> None:
-        self.buffer.feed(data)
+    def _read(self) -> None:
+        try:
+            data = os.read(self._descriptor, _CHUNK)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.warning("a command's output cannot be read on: %s", error)
+            data = b""
+        if data:
+            self.buffer.feed(data)
+        else:
+            self.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.closed.set()
+    def close(self) -> None:
+        """Read no more. Closing twice is no error."""
+        if not self.closed.is_set():
+            self.closed.set()
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)

@@ -88,8 +88,8 @@ def test_laws_hold_on_random_sessions(name: str, seed: int, plan: list[tuple[str
         for offset in range(len(turn.output)):
             times = trained.get((turn.id, offset), 0)
             assert times == (0 if turn.id in untrained else 1), "law 3: once, or a reason"
-        if turn.outcome is not Outcome.DELIVERED:
-            assert turn.id in untrained
+        kept_back = turn.outcome is not Outcome.DELIVERED or not len(turn.output)
+        assert (turn.id in untrained) == kept_back, "what was delivered trains"
 
     assert not unrolled.samples or check_samples(unrolled.samples).ok
 

@@ -219,7 +219,6 @@ def test_a_buffer_that_is_just_full_leaves_nothing_out():
 
 def test_no_descriptor_is_closed_twice_on_uvloop(tmp_path):
     """A number closed a second time may by then be another thread's file."""
-    uvloop = pytest.importorskip("uvloop")
     errors, over = [], threading.Event()
 
     def use_descriptors():

@@ -60,11 +60,12 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """`arguments` is the JSON text of an object."""
+    """`arguments` is the JSON text of an object. `written` is the id that the model wrote itself, where its format has one."""
 
     id: str
     name: str
     arguments: str
+    written: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,23 +203,40 @@ class ForkKind(StrEnum):
     """Nothing recorded in this session begins like this request: a sub-agent, a side request, a restart."""
     TEMPLATE = "template"
     """The chat template cannot be split after this assistant message."""
+    RERENDERED = "rerendered"
+    """Under the `template` history policy: the template wrote the history anew and its ids are not those held."""
+    REALIGNED = "realigned"
+    """As RERENDERED, but only inside the last reply: the sequence goes on, without what was sampled after the difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """`message_index` is the first message (0-based, in the request) that differs from the nearest history."""
+    """Where a request departs from the nearest recorded history.
+
+    `message_index` is the first message (0-based, in the request) that differs,
+    `token_index` the first id of the prompt that does (-1 where nothing was
+    compared); `recorded` and `came` are the decoded text from there on, a few
+    tokens each. `joined_by` names the setting under which this request would
+    have gone on from what is held (`history=sampled`), empty where none would.
+    """
 
     kind: ForkKind
     message_index: int
     detail: str = ""
+    token_index: int = -1
+    recorded: str = ""
+    came: str = ""
+    joined_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """One model call, exact. Immutable; an amended outcome is a new Turn with the same id.
 
-    The prompt the engine saw is the base turn's prompt, plus its output, plus
-    `appended`; with no base it is `appended` alone. `prompt_crc` is the CRC-32
+    The prompt the engine saw is the first `kept` ids of the base turn's sequence
+    (its prompt, then its output), plus `appended`; with no base it is `appended`
+    alone. A bridge keeps all of them; a realigned turn, and only that, leaves
+    off the end of the base's output. `prompt_crc` is the CRC-32
     of the little-endian int32 prompt *as it was sent*, so that a rebuilt prompt
     can prove that it is the one the engine had.
     """
@@ -246,6 +264,11 @@ class Turn:
     started: float = 0.0
     ended: float = 0.0
     error: str = ""
+
+    @property
+    def kept(self) -> int:
+        """How many ids of the base's sequence the prompt begins with."""
+        return self.prompt_len - len(self.appended)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Turn) and same_fields(self, other)

@@ -29,11 +29,15 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallEvent:
-    """A complete call that parsed. `arguments` is the JSON text of an object, spelled as the model did where it is JSON."""
+    """A complete call that parsed. `arguments` is the JSON text of an object, spelled as the model did where it is JSON.
+
+    `written` is the id that the model gave the call, where its format has ids.
+    """
 
     name: str
     arguments: str
     record: CallRecord
+    written: str = ""
 
 
 ParseEvent = TextDelta | ReasoningDelta | CallEvent

@@ -69,6 +69,6 @@ class Renderer(Protocol):
         """The whole prompt with the generation prompt. Raises RenderError."""
         ...
 
-    def bridge(self, reply: Message, last_id: int | None, new: Sequence[Message], tools: Sequence[Tool]) -> Rendered | Unbridgeable:
-        """Only the ids to append after a held reply whose last sampled id is `last_id`. Raises RenderError."""
+    def bridge(self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool]) -> Rendered | Unbridgeable:
+        """Only the ids to append after a held reply that was sampled as `output`. Raises RenderError."""
         ...

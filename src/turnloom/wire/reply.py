@@ -25,7 +25,7 @@ class ReplyBuilder:
     def feed(self, event: ParseEvent) -> ReplyEvent:
         if isinstance(event, CallEvent):
             self._close()
-            call = ToolCall(f"{self._prefix}{self._turn_id}{self._calls:02d}", event.name, event.arguments)
+            call = ToolCall(f"{self._prefix}{self._turn_id}{self._calls:02d}", event.name, event.arguments, event.written)
             self._calls += 1
             self._parts.append(call)
             return call

@@ -14,6 +14,9 @@ from typing import ClassVar
 
 from turnloom.parse import strict_json
 from turnloom.parse.body import TOOL_CLOSE, TOOL_OPEN, Broken, Decoded, Ended, printable
+from turnloom.parse.format import Format
+from turnloom.parse.tags import tagged
+from turnloom.parse.xml_body import XmlBody
 from turnloom.types import CallStatus, Tool
 
 _IN_STRING = re.compile(r'[^"\\\x00-\x1f]*')
@@ -110,3 +113,9 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
     found = pattern.match(text, at)
     assert found is not None
     return found.end()
+
+
+_TAUGHT = re.compile(r"<tool_call>(?:\\n|\s)*\{\\?[\"']")
+
+# JSON or XML bodies; also what the renderer teaches a model whose template has no place for tools.
+FORMAT = Format("hermes", lambda template: bool(_TAUGHT.search(template)), tagged(JsonBody, XmlBody))

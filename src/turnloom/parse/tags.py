@@ -20,11 +20,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from turnloom.parse.body import TOOL_CLOSE, TOOL_OPEN, Body, Broken, Ended, printable
-from turnloom.parse.contract import CallEvent, ParseEvent, ReasoningDelta, TextDelta
+from turnloom.parse.contract import CallEvent, ParseEvent, Parser, ReasoningDelta, TextDelta
+from turnloom.parse.format import Build, ReasoningTags
 from turnloom.types import CallRecord, CallStatus, Tool
-
-THINK_OPEN = "<think>"
-THINK_CLOSE = "</think>"
 
 _SLICE = 2048
 """Characters looked at together: bounds what is copied when a state hands the rest to the next."""
@@ -34,9 +32,9 @@ _State = Callable[[str], int]
 
 
 class TagParser:
-    """A `Parser` for one turn. With `reasoning` False the reasoning tags are text, even with the opener in the prompt."""
+    """A `Parser` for one turn. With `reasoning` None there are no reasoning tags, even with the opener in the prompt."""
 
-    def __init__(self, tools: Sequence[Tool], reasoning_open: bool, *, bodies: Sequence[type[Body]], reasoning: bool) -> None:
+    def __init__(self, tools: Sequence[Tool], reasoning_open: bool, reasoning: ReasoningTags | None, bodies: Sequence[type[Body]]) -> None:
         self.records: list[CallRecord] = []
         self._tools = {tool.name: tool for tool in tools}
         self._bodies = tuple(bodies) if tools else ()
@@ -50,7 +48,8 @@ class TagParser:
         """Characters used so far."""
         self._newlines = 0
         """How many newlines, if they come next, are framing."""
-        self._reasoning = reasoning and reasoning_open
+        self._think_open, self._think_close = (reasoning.opener, reasoning.closer) if reasoning else ("", "")
+        self._reasoning = reasoning is not None and reasoning_open
         self._state: _State = self._start if reasoning else self._text
         # The block being read, from its `<tool_call>` on.
         self._start_at = 0
@@ -115,11 +114,11 @@ class TagParser:
         """Nothing but blanks so far."""
         rest = window.lstrip()
         blanks = window[: len(window) - len(rest)]
-        if rest.startswith(THINK_OPEN):
+        if rest.startswith(self._think_open):
             self._emit(blanks.removesuffix("\n"), reasoning=self._reasoning)
             self._state, self._reasoning, self._newlines = self._think, True, 1
-            return len(blanks) + len(THINK_OPEN)
-        if THINK_OPEN.startswith(rest):
+            return len(blanks) + len(self._think_open)
+        if self._think_open.startswith(rest):
             ready = blanks.removesuffix("\n")
             self._emit(ready, reasoning=self._reasoning)
             return len(ready)
@@ -128,14 +127,14 @@ class TagParser:
 
     def _think(self, window: str) -> int:
         start = self._skip_newlines(window)
-        end = window.find(THINK_CLOSE, start)
+        end = window.find(self._think_close, start)
         if end < 0:
-            stop = _before_newline(window, start, _ready(window, start, (THINK_CLOSE,)))
+            stop = _before_newline(window, start, _ready(window, start, (self._think_close,)))
             self._emit(window[start:stop], reasoning=True)
             return stop
         self._emit(window[start:end].removesuffix("\n"), reasoning=True)
         self._state, self._reasoning, self._newlines = self._text, False, 2
-        return end + len(THINK_CLOSE)
+        return end + len(self._think_close)
 
     def _text(self, window: str) -> int:
         start = self._skip_newlines(window)
@@ -274,6 +273,15 @@ class TagParser:
     def _give_back(self, text: str) -> None:
         self._give(text)
         self._at -= len(text)
+
+
+def tagged(*bodies: type[Body]) -> Build:
+    """How a format whose calls stand in `<tool_call>` with one of these bodies makes its parser."""
+
+    def build(tools: Sequence[Tool], reasoning_open: bool, reasoning: ReasoningTags | None) -> Parser:
+        return TagParser(tools, reasoning_open, reasoning, bodies)
+
+    return build
 
 
 def _ready(window: str, start: int, tags: tuple[str, ...]) -> int:

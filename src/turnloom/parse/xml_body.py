@@ -26,6 +26,8 @@ from typing import ClassVar
 
 from turnloom.parse import schema, strict_json
 from turnloom.parse.body import TOOL_CLOSE, TOOL_OPEN, Broken, Decoded, Ended, printable
+from turnloom.parse.format import Format
+from turnloom.parse.tags import tagged
 from turnloom.types import CallStatus, Tool
 
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
@@ -228,3 +230,8 @@ def _tag(window: str, at: int) -> str | None:
             return tag
     rest = window[at : at + _LONGEST]
     return None if any(tag.startswith(rest) for tag in _TAGS) else "<"
+
+
+_TAUGHT = re.compile(r"<tool_call>(?:\\n|\s)*<function=")
+
+FORMAT = Format("qwen3_coder", lambda template: bool(_TAUGHT.search(template)), tagged(XmlBody))

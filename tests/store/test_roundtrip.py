@@ -42,7 +42,7 @@ reals = st.floats(allow_nan=False)
 parts = st.one_of(
     st.builds(Text, words),
     st.builds(Reasoning, words, words),
-    st.builds(ToolCall, words, words, words),
+    st.builds(ToolCall, words, words, words, words),
     st.builds(ToolResult, words, words, st.booleans()),
 )
 messages = st.builds(Message, st.sampled_from(["system", "user", "assistant", "tool"]), st.lists(parts, max_size=3).map(tuple))
@@ -54,7 +54,7 @@ samplings = st.builds(
 finishes = st.builds(Finish, st.sampled_from(FinishReason), st.none() | numbers | words, words)
 spans = st.lists(st.builds(VersionSpan, words, numbers, numbers), max_size=2).map(tuple)
 calls = st.lists(st.builds(CallRecord, st.sampled_from(CallStatus), words, words, numbers, numbers), max_size=2).map(tuple)
-forks = st.none() | st.builds(Fork, st.sampled_from(ForkKind), numbers, words)
+forks = st.none() | st.builds(Fork, st.sampled_from(ForkKind), numbers, words, numbers, words, words, words)
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(ids)
 outputs = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(width=32)), max_size=8)
 
@@ -137,6 +137,12 @@ def test_a_session_with_its_turns_survives_each_store(row, stored):
 
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(check(directory))
+
+
+def test_calls_and_forks_stored_without_the_later_fields_still_load():
+    call = {"type": "call", "id": "c", "name": "ls", "arguments": "{}"}
+    assert codec.decode_part(call) == ToolCall("c", "ls", "{}")
+    assert codec.decode_fork(["resampled", 3, "why"]) == Fork(ForkKind.RESAMPLED, 3, "why")
 
 
 def test_two_lone_surrogates_do_not_become_one_character():

@@ -47,17 +47,17 @@ async def build_prompt(renderer: Renderer, tree: Tree, pending: Pending) -> Prom
     """Bridge where the history is held and the template allows it. Raises RenderError when the template refuses the messages."""
     base = pending.base
     held = tree.held(base)
-    reply = tree.reply(base) if base is not None else None
+    last = (tree.reply(base), tree.turns[base].output) if base is not None else None
     size = sum(map(_size, pending.tail)) + sum(len(t.description) + len(t.parameters) for t in pending.request.tools)
     if size < _INLINE_CHARS:
-        return _build(renderer, pending, held, reply)
-    return await asyncio.to_thread(_build, renderer, pending, held, reply)
+        return _build(renderer, pending, held, last)
+    return await asyncio.to_thread(_build, renderer, pending, held, last)
 
 
-def _build(renderer: Renderer, pending: Pending, held: IntArray, reply: Message | None) -> Prompt:
+def _build(renderer: Renderer, pending: Pending, held: IntArray, last: tuple[Message, IntArray] | None) -> Prompt:
     request, fork = pending.request, None
-    if reply is not None:
-        bridged = _bridge(renderer, pending, held, reply)
+    if last is not None:
+        bridged = _bridge(renderer, pending, *last)
         if isinstance(bridged, Rendered):
             whole = ids(np.concatenate([held, bridged.ids]))
             return Prompt(whole, bridged.ids, pending.base, None, bridged.reasoning_open, bridged.escaped)
@@ -66,10 +66,9 @@ def _build(renderer: Renderer, pending: Pending, held: IntArray, reply: Message 
     return Prompt(rendered.ids, rendered.ids, None, fork, rendered.reasoning_open, rendered.escaped)
 
 
-def _bridge(renderer: Renderer, pending: Pending, held: IntArray, reply: Message) -> Rendered | Unbridgeable:
-    last_id = int(held[-1]) if len(held) else None
+def _bridge(renderer: Renderer, pending: Pending, reply: Message, output: IntArray) -> Rendered | Unbridgeable:
     try:
-        return renderer.bridge(reply, last_id, pending.tail, pending.request.tools)
+        return renderer.bridge(reply, output.tolist(), pending.tail, pending.request.tools)
     except RenderError as error:
         return Unbridgeable(f"the template refuses the stand-in history: {error}")
 

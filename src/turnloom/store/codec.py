@@ -131,8 +131,8 @@ def encode_part(part: Part) -> Json:
             return {"type": "text", "text": text}
         case Reasoning(text, ref):
             return {"type": "reasoning", "text": text, "ref": ref}
-        case ToolCall(id, name, arguments):
-            return {"type": "call", "id": id, "name": name, "arguments": arguments}
+        case ToolCall(id, name, arguments, written):
+            return {"type": "call", "id": id, "name": name, "arguments": arguments, "written": written}
         case ToolResult(call_id, text, is_error):
             return {"type": "result", "call_id": call_id, "text": text, "is_error": is_error}
 
@@ -144,7 +144,7 @@ def decode_part(data: Json) -> Part:
         case "reasoning":
             return Reasoning(data["text"], data["ref"])
         case "call":
-            return ToolCall(data["id"], data["name"], data["arguments"])
+            return ToolCall(data["id"], data["name"], data["arguments"], data.get("written", ""))
         case "result":
             return ToolResult(data["call_id"], data["text"], data["is_error"])
         case unknown:
@@ -187,12 +187,14 @@ def decode_node(data: Json) -> Node:
 
 
 def encode_fork(fork: Fork) -> Json:
-    return [fork.kind, fork.message_index, fork.detail]
+    return [fork.kind, fork.message_index, fork.detail, fork.token_index, fork.recorded, fork.came, fork.joined_by]
 
 
 def decode_fork(data: Json) -> Fork:
-    kind, message_index, detail = data
-    return Fork(ForkKind(kind), message_index, detail)
+    """Stores written earlier hold the first three fields only."""
+    kind, message_index, detail, *compared = data
+    token_index, recorded, came, joined_by = compared or (-1, "", "", "")
+    return Fork(ForkKind(kind), message_index, detail, token_index, recorded, came, joined_by)
 
 
 def encode_finish(finish: Finish) -> Json:

@@ -23,6 +23,9 @@ SAME = {
     "an integer beyond 2**53 rounded": (assistant("", call('{"n":9007199254740993}')), assistant("", call('{"n":9007199254740992}'))),
     "duplicate keys collapsed": (assistant("", call('{"a":1,"a":2}')), assistant("", call('{"a":2}'))),
     "lone surrogate replaced": (assistant("", call('{"a":"\\ud83d"}')), assistant("", call('{"a":"\ufffd"}'))),
+    "calls reordered": (assistant("", call('{"a":1}'), call('{"a":2}')), assistant("", call('{"a":2}'), call('{"a":1}'))),
+    "no arguments": (assistant("", call("{}")), assistant("", call(""))),
+    "unparsed arguments": (assistant("", call("{bad")), assistant("", call('{"__unparsedToolInput": "{bad"}'))),
     "string or one block": (user("hi"), Message("user", (Text("hi"),))),
     "result of a renamed call": (result("out", id="a"), result("out", id="b")),
 }
@@ -34,7 +37,6 @@ DIFFERENT = {
     "true is not 1": (assistant("", call('{"a":true}')), assistant("", call('{"a":1}'))),
     "changed tool": (assistant("", call(name="ls")), assistant("", call(name="rm"))),
     "call dropped": (assistant("hi", call()), assistant("hi")),
-    "calls reordered": (assistant("", call('{"a":1}'), call('{"a":2}')), assistant("", call('{"a":2}'), call('{"a":1}'))),
     "text is not a call": (assistant("ls{}"), assistant("", call())),
     "user whitespace": (user("hi"), user("hi ")),
     "role": (user("hi"), system("hi")),

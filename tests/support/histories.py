@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from turnloom.core.match import CANONICAL, Matcher
 from turnloom.core.tree import Pending, Tree
 from turnloom.core.unroll import prompt_crc
 from turnloom.types import (
@@ -55,8 +56,8 @@ def request(*messages: Message, tools: tuple[Tool, ...] = ()) -> Request:
 class Weaver:
     """Commits scripted turns to a tree with readable tokens: prompt ids 100.., output ids 200.. ."""
 
-    def __init__(self) -> None:
-        self.tree = Tree()
+    def __init__(self, matcher: Matcher = CANONICAL) -> None:
+        self.tree = Tree(matcher)
 
     def say(
         self,

@@ -1,22 +1,45 @@
-"""When an echoed message is the one on record: two messages match when their keys are equal.
+"""When an echoed message is the one on record: two messages match when a matcher gives them one key.
 
-An assistant message is compared by its canonical projection, because clients
-echo it in many spellings: edge whitespace, reasoning, tool-call ids, key order
-and JSON spelling of arguments do not count; changed words do. Every other
-message is the client's own and compared by its exact text.
+Clients echo an assistant message in many spellings. The canonical matcher
+compares its words and its calls: edge whitespace, reasoning, blank text, the
+ids and the order of calls, key order and JSON spelling of arguments do not
+count; changed words do. Every other message is the client's own and compared
+by its exact text. The strict matcher compares everything that came.
+
+A matcher decides only whether a history goes on. The tokens that it goes on
+from are always the recorded ones.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from turnloom.types import Message, Request, Text, Tool, ToolResult
+from turnloom.types import Message, Part, Reasoning, Request, Text, Tool, ToolCall, ToolResult
 
 _EXACT_FLOAT = 2**53
 """Beyond this a JavaScript client cannot hold every integer, so it echoes the nearest double."""
+
+_UNPARSED = "__unparsedToolInput"
+"""The one key under which Claude Code echoes arguments that it could not parse, as the text they came in."""
+
+MessageKey = Callable[[Message], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """Messages with equal `key` are the same message. A key is pure and its values are hashable.
+
+    `minted_ids`: where no key is equal, the ids minted for a reply's calls may
+    vouch for arguments that a client respelled; the beginning of a reply that
+    was cut off may stand for it; and several texts of one reply may come back
+    as one, since some dialects have room for one only.
+    """
+
+    key: MessageKey
+    minted_ids: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +50,65 @@ class RequestKeys:
     messages: tuple[bytes, ...]
 
 
-def request_keys(request: Request) -> RequestKeys:
-    return RequestKeys(tools_key(request.tools), tuple(map(message_key, request.messages)))
-
-
 def message_key(message: Message) -> bytes:
-    """A 16-byte digest; equal keys mean the same message."""
+    """The canonical key: a 16-byte digest."""
     if message.role == "assistant":
-        fields = [visible_text(message)]
-        for call in message.calls:
-            fields += [call.name, canonical_arguments(call.arguments)]
-        return _digest(["assistant", *fields])
+        return _digest(["assistant", visible_text(message), *sorted(map(call_key, message.calls))])
     errors = any(p.is_error for p in message.parts if isinstance(p, ToolResult))
     return _digest([message.role, message.text, "error" if errors else ""])
+
+
+def strict_key(message: Message) -> bytes:
+    """The strict key: a 16-byte digest of all parts in their order.
+
+    Only the JSON spacing and escapes of arguments do not count, since several
+    dialects carry them as a value. A reasoning's `ref` is our own mark.
+    """
+    return _digest([message.role, *(field for part in message.parts for field in _exact(part))])
+
+
+CANONICAL = Matcher(message_key)
+STRICT = Matcher(strict_key, minted_ids=False)
+
+
+def request_keys(request: Request, matcher: Matcher = CANONICAL) -> RequestKeys:
+    return RequestKeys(tools_key(request.tools), tuple(map(matcher.key, request.messages)))
+
+
+def echo_keys(message: Message, matcher: Matcher) -> tuple[bytes, ...]:
+    """The keys under which a reply may come back, its own first."""
+    return tuple(dict.fromkeys(matcher.key(spelling) for spelling in _spellings(message, matcher)))
+
+
+def same_words(recorded: Message, came: Message) -> bool:
+    """Whether the visible text is the recorded reply's, in any of the ways a dialect joins it."""
+    return visible_text(came) in _texts(recorded)
+
+
+def begins(recorded: Message, came: Message) -> bool:
+    """Whether `came` is what a client had of `recorded` when it was cut off: its calls up to one, and its words at least up to there."""
+    calls, known = [call_key(c) for c in came.calls], [call_key(c) for c in recorded.calls]
+    words = visible_text(came)
+    if calls != known[: len(calls)] or not (words or calls):
+        return False
+    ends = [i for i, part in enumerate(recorded.parts, 1) if isinstance(part, ToolCall)]
+    before = Message(recorded.role, recorded.parts[: ends[len(calls) - 1]] if calls else ())
+    return any(whole.startswith(words) and words.startswith(least) for whole, least in zip(_texts(recorded), _texts(before), strict=True))
+
+
+def _texts(message: Message) -> tuple[str, str, str]:
+    """The visible text with its parts trimmed, joined, and joined by lines."""
+    texts = [p.text for p in message.parts if isinstance(p, Text)]
+    return visible_text(message), "".join(texts).strip(), "\n".join(texts).strip()
+
+
+def _spellings(message: Message, matcher: Matcher) -> list[Message]:
+    """The message, and where it has several texts the same with them joined."""
+    texts = [p.text for p in message.parts if isinstance(p, Text)]
+    if len(texts) < 2 or not matcher.minted_ids:
+        return [message]
+    rest = tuple(p for p in message.parts if not isinstance(p, Text))
+    return [message, *(Message(message.role, (Text(glue.join(texts)), *rest)) for glue in ("", "\n"))]
 
 
 def visible_text(message: Message) -> str:
@@ -48,15 +117,23 @@ def visible_text(message: Message) -> str:
     return "\n".join(t for t in texts if t)
 
 
+def call_key(call: ToolCall) -> str:
+    """A call without its id."""
+    return json.dumps([call.name, canonical_arguments(call.arguments)])
+
+
 def tools_key(tools: Sequence[Tool]) -> bytes:
     """A 16-byte digest of the tools as they are rendered: names, descriptions, schemas, order."""
     return _digest([field for t in tools for field in (t.name, t.description, t.parameters)])
 
 
 def canonical_arguments(arguments: str) -> str:
-    """One spelling for all JSON spellings of one value; text that is not JSON stays as it is."""
+    """One spelling for all JSON spellings of one value; nothing is no arguments; text that is not JSON stays as it is."""
     try:
-        return json.dumps(_canonical(json.loads(arguments)), sort_keys=True, separators=(",", ":"))
+        value = json.loads(arguments.strip() or "{}")
+        if isinstance(value, dict) and value.keys() == {_UNPARSED} and isinstance(value[_UNPARSED], str):
+            return canonical_arguments(value[_UNPARSED])
+        return json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError, OverflowError):
         return arguments
 
@@ -77,6 +154,26 @@ def _canonical(value: object) -> object:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
+
+
+def _exact(part: Part) -> list[str]:
+    match part:
+        case Text(text):
+            return ["text", text]
+        case Reasoning(text):
+            return ["reasoning", text]
+        case ToolCall(call_id, name, arguments):
+            return ["call", call_id, name, _ordered(arguments)]
+        case ToolResult(call_id, text, is_error):
+            return ["result", call_id, text, "error" if is_error else ""]
+
+
+def _ordered(arguments: str) -> str:
+    """One spelling for all JSON spellings of one ordered value, repeated keys kept; text that is not JSON stays as it is."""
+    try:
+        return json.dumps(json.loads(arguments, object_pairs_hook=lambda pairs: {"": pairs}))
+    except (ValueError, RecursionError, OverflowError):
+        return arguments
 
 
 def _digest(fields: Sequence[str]) -> bytes:

@@ -7,12 +7,13 @@ the tree is always on disk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
-from turnloom.core.match import RequestKeys, message_key, request_keys, tools_key, visible_text
+from turnloom.core.match import CANONICAL, Matcher, RequestKeys, begins, call_key, echo_keys, request_keys, same_words, tools_key
 from turnloom.core.records import Delta, Node
 from turnloom.types import NO_IDS, IntArray, Message, Outcome, Reasoning, Request, Turn, ids
 
@@ -23,7 +24,7 @@ class Pending:
 
     `base` is the deepest turn on the path: its tokens can be continued. `tail`
     are the request's messages after the base turn's reply, or all of them.
-    `respelled` counts replies on the path that matched by their call ids alone.
+    `respelled` counts replies on the path that no key matched, but their call ids or their beginning did.
     """
 
     request: Request
@@ -37,35 +38,38 @@ class Pending:
 class Tree:
     """Nodes in the order they were added (a node's id is its position), turns in the order they were committed."""
 
-    def __init__(self) -> None:
+    def __init__(self, matcher: Matcher = CANONICAL) -> None:
+        self.matcher = matcher
         self.nodes: list[Node] = []
         self.turns: dict[str, Turn] = {}
         self.node_of: dict[str, int] = {}
-        self._children: dict[int, dict[bytes, list[int]]] = {}
-        self._keys: dict[int, bytes] = {}
+        self._children: dict[int, list[int]] = {}
+        self._matching: dict[tuple[int, bytes], list[int]] = {}
+        self._keys: dict[int, tuple[bytes, ...]] = {}
         self._heads: dict[bytes, int] = {}
         self._continued: set[str] = set()
-        self._calls: dict[str, int] = {}
+        self._calls: dict[tuple[int, str], list[int]] = {}
+        """(parent, id of a call) -> the replies there that made it. Ids need be unique among siblings only."""
 
     @property
     def heads(self) -> tuple[int, ...]:
         return tuple(self._heads.values())
 
     def matching_children(self, parent: int, key: bytes) -> Sequence[int]:
-        return self._children.get(parent, {}).get(key, ())
+        return self._matching.get((parent, key), ())
 
-    def children(self, parent: int) -> list[int]:
+    def children(self, parent: int) -> Sequence[int]:
         """In the order they were added."""
-        return sorted(n for group in self._children.get(parent, {}).values() for n in group)
+        return self._children.get(parent, ())
 
     def prepare(self, request: Request, keys: RequestKeys | None = None) -> Pending:
         """Resolve without mutating. `keys` are the request's, where they were computed already."""
-        keys = keys or request_keys(request)
+        keys = keys or request_keys(request, self.matcher)
         head = self._heads.get(keys.tools)
         if head is None:
             return Pending(request, (), None, request.messages, keys)
         path = self.path(self._deepest(head, request.messages, keys.messages))
-        respelled = sum(self._keys[node] != key for node, key in zip(path[1:], keys.messages, strict=False))
+        respelled = sum(key not in self._keys[node] for node, key in zip(path[1:], keys.messages, strict=False))
         for depth in range(len(path) - 1, 0, -1):
             if (turn := self.nodes[path[depth]].turn) is not None:
                 return Pending(request, path, turn, request.messages[depth:], keys, respelled)
@@ -76,7 +80,8 @@ class Tree:
         frontier = [head]
         for message, key in zip(messages, keys, strict=True):
             found = [child for node in frontier for child in self.matching_children(node, key)]
-            found = found or self._by_minted_ids(frontier, message)
+            if not found and message.role == "assistant" and self.matcher.minted_ids:
+                found = self._by_minted_ids(frontier, message) or self._by_beginning(frontier, message)
             if not found:
                 break
             frontier = self._by_evidence(message, found)
@@ -86,30 +91,39 @@ class Tree:
         """The reply whose every call came back under the id minted for it, with the same words around them.
 
         Clients fill in defaults, trim and retype a call's arguments before they
-        echo it; what the model wrote is on record.
+        echo it; what the model wrote is on record. Ids that two replies share
+        vouch for neither.
         """
-        nodes = {self._calls.get(c.id) for c in message.calls}
-        node = nodes.pop() if len(nodes) == 1 else None
-        if node is None or self.nodes[node].parent not in frontier:
+        if not message.calls:
             return []
-        recorded = self._message(node)
-        minted = {c.id: c.name for c in recorded.calls}
-        came = {c.id: c.name for c in message.calls}
-        same = minted == came and len(message.calls) == len(recorded.calls) and visible_text(message) == visible_text(recorded)
-        return [node] if same else []
+        named = {n for parent in frontier for n in self._calls.get((parent, message.calls[0].id), ())}
+        vouched = [n for n in named if _vouch(self._message(n), message)]
+        return vouched if len(vouched) == 1 else []
+
+    def _by_beginning(self, frontier: Sequence[int], message: Message) -> list[int]:
+        """Replies that no client got whole, and that begin with what came back."""
+        children = (child for node in frontier for child in self.children(node))
+        return [n for n in children if self._undelivered(n) and begins(self._message(n), message)]
+
+    def _undelivered(self, node: int) -> bool:
+        turn = self.nodes[node].turn
+        return turn is not None and self.turns[turn].outcome is not Outcome.DELIVERED
 
     def _by_evidence(self, message: Message, found: list[int]) -> list[int]:
-        """Minted call ids and signatures name their turn; after them, reasoning that came back word for word."""
+        """Of equal siblings, those that minted call ids name; then signatures, reasoning word for word, the order of calls."""
         if message.role != "assistant" or len(found) == 1:
             return found
-        named = {self._calls[c.id] for c in message.calls if c.id in self._calls}
-        named |= {self.node_of[p.ref] for p in message.parts if isinstance(p, Reasoning) and p.ref in self.node_of}
-        if narrowed := [n for n in found if n in named]:
-            return narrowed
-        thought = message.reasoning.strip()
-        if thought and (narrowed := [n for n in found if self._message(n).reasoning.strip() == thought]):
-            return narrowed
-        return found
+        call_ids, refs = {c.id for c in message.calls}, {p.ref for p in message.parts if isinstance(p, Reasoning)}
+        thought, calls = message.reasoning.strip(), [call_key(c) for c in message.calls]
+
+        def narrowed(nodes: list[int], fits: Callable[[int], bool]) -> list[int]:
+            return [n for n in nodes if fits(n)] or nodes
+
+        found = narrowed(found, lambda n: any(c.id in call_ids for c in self._message(n).calls))
+        found = narrowed(found, lambda n: self.nodes[n].turn in refs)
+        if thought:
+            found = narrowed(found, lambda n: self._message(n).reasoning.strip() == thought)
+        return narrowed(found, lambda n: [call_key(c) for c in self._message(n).calls] == calls)
 
     def _preference(self, node: int) -> tuple[int, int]:
         """Delivered turns before the client's own messages before turns nobody got; then the newest."""
@@ -171,15 +185,24 @@ class Tree:
             if node.parent is None:
                 self._heads[tools_key(node.tools)] = node.id
                 continue
-            message = self._message(node.id)
-            self._keys[node.id] = key = known.get(node.id) or message_key(message)
-            self._children.setdefault(node.parent, {}).setdefault(key, []).append(node.id)
-            if node.turn is not None:
-                self.node_of[node.turn] = node.id
-                self._calls.update((c.id, node.id) for c in message.calls)
+            self._index(node.id, node.parent, known.get(node.id))
         self.turns[delta.turn.id] = delta.turn
         if delta.turn.base is not None:
             self._continued.add(delta.turn.base)
+
+    def _index(self, node: int, parent: int, key: bytes | None) -> None:
+        message, turn = self._message(node), self.nodes[node].turn
+        if turn is None:
+            keys: tuple[bytes, ...] = (self.matcher.key(message) if key is None else key,)
+        else:
+            keys = echo_keys(message, self.matcher)
+            self.node_of[turn] = node
+            for call_id in dict.fromkeys(c.id for c in message.calls):
+                self._calls.setdefault((parent, call_id), []).append(node)
+        self._keys[node] = keys
+        self._children.setdefault(parent, []).append(node)
+        for each in keys:
+            self._matching.setdefault((parent, each), []).append(node)
 
     def amend(self, turn_id: str, outcome: Outcome) -> None:
         self.turns[turn_id] = replace(self.turns[turn_id], outcome=outcome)
@@ -196,7 +219,8 @@ class Tree:
         """Every id of the turn's sequence, prompt and output [n]: what a bridge continues."""
         if turn_id is None:
             return NO_IDS
-        parts = [part for turn in self.chain(turn_id) for part in (turn.appended, turn.output)]
+        chain = self.chain(turn_id)
+        parts = [part for turn, length in zip(chain, used(chain), strict=True) for part in (turn.appended, turn.output[:length])]
         return ids(np.concatenate(parts))
 
     def continued(self, turn_id: str) -> bool:
@@ -205,3 +229,20 @@ class Tree:
 
     def reply(self, turn_id: str) -> Message:
         return self._message(self.node_of[turn_id])
+
+
+def used(chain: Sequence[Turn]) -> list[int]:
+    """How many of each turn's sampled ids the sequence of the last turn holds: all, but where the next one was realigned."""
+    kept = [max(0, min(after.kept - turn.prompt_len, len(turn.output))) for turn, after in pairwise(chain)]
+    return [*kept, len(chain[-1].output)]
+
+
+def _vouch(recorded: Message, came: Message) -> bool:
+    """Whether the ids of all calls are those minted for `recorded`, under their names, with the same words.
+
+    opencode renames a call that it could not read to `invalid` and keeps its id.
+    """
+    minted, echoed = {c.id: c.name for c in recorded.calls}, {c.id: c.name for c in came.calls}
+    if minted.keys() != echoed.keys() or len(came.calls) != len(recorded.calls) or len(minted) != len(recorded.calls):
+        return False
+    return same_words(recorded, came) and all(echoed[i] in (name, "invalid") for i, name in minted.items())

@@ -1,8 +1,8 @@
-"""What stands between `<tool_call>` and `</tool_call>`: the promise of a body format. Knows no format itself.
+"""One call's block, from its opening tag to its closing tag: the promise of a body format. Knows no format itself.
 
-A body finds the end of its own block, because only it knows where
-`</tool_call>` is an end and where it is part of a value. Offsets count
-characters from the block's first, the `<` of `<tool_call>`.
+A body finds the end of its own block, because only it knows where a closing tag
+is an end and where it is part of a value. Offsets count characters from the
+block's first, the first of its opening tag.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from turnloom.types import CallStatus, Tool
 TOOL_OPEN = "<tool_call>"
 TOOL_CLOSE = "</tool_call>"
 
+MAX_LABEL = 256
+"""Characters of a tool's name, a parameter's key or a call's id, at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -27,9 +30,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """No continuation can make the block a call; [0, at) is text and its end is the next `</tool_call>`.
+    """No continuation can make the block a call; [0, at) is text and its end is the next closing tag.
 
-    `restart`: a `<tool_call>` after `at` opens another attempt. False where the
+    `restart`: an opening tag after `at` opens another attempt. False where the
     break may be inside a value, so that a call which was only quoted never runs.
     """
 
@@ -40,18 +43,19 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """`arguments` is the JSON text of an object where `status` is OK, else empty."""
+    """`arguments` is the JSON text of an object where `status` is OK, else empty. `written` is the model's own id for the call."""
 
     status: CallStatus
     name: str = ""
     arguments: str = ""
+    written: str = ""
 
 
 class Body(Protocol):
     """One block's body; made with the offset of its opener."""
 
     opener: ClassVar[str]
-    """The first characters after `<tool_call>` and blanks."""
+    """The first characters after the opening tag and blanks; empty: any."""
     fault: ClassVar[CallStatus]
     """What a body is that does not follow the format."""
 

@@ -3,8 +3,9 @@
 A parser is pure and incremental. However the same text is cut into pieces, the
 events carry the same text and the same calls. Every character fed comes out
 exactly once: as visible text, as reasoning, inside a call that parsed (`raw`),
-or as framing (reasoning tags with two newlines after the closing one, and at most
-one newline on each side of any other tag).
+or as framing (reasoning tags with two newlines after the closing one, tags of a
+section around calls that parsed, and at most one newline on each side of any other
+tag).
 What could not be parsed comes out as text, with a CallRecord that says why.
 """
 

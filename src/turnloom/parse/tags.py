@@ -1,14 +1,18 @@
-"""The scanner for output in tags: `<think>…</think>` first, then text with `<tool_call>…</tool_call>` blocks.
+"""The scanner for output in tags: reasoning first, then text with calls, each between tags of its own.
 
-What is a tag here:
+Which tags is data (`ReasoningTags`, `Markup`). What is a tag here:
 
-- `<think>` only as the first thing in the output, blanks aside; `</think>` only while reasoning is open.
-  With the opener in the prompt the output starts in reasoning, and an opener written again is framing.
-- `<tool_call>` only in visible text and only when tools are declared.
+- the reasoning opener only as the first thing in the output, blanks aside; the closer only while reasoning
+  is open. With the opener in the prompt the output starts in reasoning, and an opener written again is framing.
+- a call's opening tag only in visible text and only when tools are declared; where calls are not bare, only
+  inside a section.
+- a section's opening tag with a call right after it, blanks aside; without one it is a broken attempt at a call.
+  Its closing tag right after a call that parsed, blanks aside.
 
 Framing, which no event carries: the reasoning tags; one newline before each
-and one after `<think>`; two after `</think>` (templates write `</think>`, a blank
-line, the answer); one newline before and one after a call that parsed.
+and one after the opener; two after the closer (templates write `</think>`, a blank
+line, the answer); a section's tags, where the call beside them parsed; one
+newline before and one after those and a call that parsed.
 
 Text and reasoning leave as soon as they cannot be part of a tag or of framing.
 Work is linear in the characters fed, however they are cut. Knows no body format.
@@ -19,13 +23,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from turnloom.parse.body import TOOL_CLOSE, TOOL_OPEN, Body, Broken, Ended, printable
+from turnloom.parse.body import Body, Broken, Ended, printable
 from turnloom.parse.contract import CallEvent, ParseEvent, Parser, ReasoningDelta, TextDelta
 from turnloom.parse.format import Build, ReasoningTags
+from turnloom.parse.markup import Markup, before_newline, find_tag, ready
 from turnloom.types import CallRecord, CallStatus, Tool
 
 _SLICE = 2048
 """Characters looked at together: bounds what is copied when a state hands the rest to the next."""
+
+_BLANK = " \t\r\n"
+_TOOL_CALL = Markup()
 
 _State = Callable[[str], int]
 """Looks at a window of unread text and returns how much of it is used; the rest waits unless the state changed."""
@@ -34,8 +42,16 @@ _State = Callable[[str], int]
 class TagParser:
     """A `Parser` for one turn. With `reasoning` None there are no reasoning tags, even with the opener in the prompt."""
 
-    def __init__(self, tools: Sequence[Tool], reasoning_open: bool, reasoning: ReasoningTags | None, bodies: Sequence[type[Body]]) -> None:
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        reasoning_open: bool,
+        reasoning: ReasoningTags | None,
+        bodies: Sequence[type[Body]],
+        markup: Markup = _TOOL_CALL,
+    ) -> None:
         self.records: list[CallRecord] = []
+        self._markup = markup
         self._tools = {tool.name: tool for tool in tools}
         self._bodies = tuple(bodies) if tools else ()
         self._events: list[ParseEvent] = []
@@ -51,10 +67,16 @@ class TagParser:
         self._think_open, self._think_close = (reasoning.opener, reasoning.closer) if reasoning else ("", "")
         self._reasoning = reasoning is not None and reasoning_open
         self._state: _State = self._start if reasoning else self._text
-        # The block being read, from its `<tool_call>` on.
+        self._in_section = False
+        self._after_call = False
+        """Only blanks since a call that parsed."""
+        # The block being read, from its opening tag on.
         self._start_at = 0
-        self._framed = False
-        """A newline before the block waits: framing if the call parses."""
+        self._lead = ""
+        """What waits before the block: framing if the call parses, but for its `_lead_text`."""
+        self._lead_text = ""
+        self._ends: tuple[str, ...] = ()
+        """The tags that end the block once it is broken."""
         self._pieces: list[str] = []
         self._size = 0
         self._body: Body | None = None
@@ -129,7 +151,7 @@ class TagParser:
         start = self._skip_newlines(window)
         end = window.find(self._think_close, start)
         if end < 0:
-            stop = _before_newline(window, start, _ready(window, start, (self._think_close,)))
+            stop = before_newline(window, start, ready(window, start, (self._think_close,)))
             self._emit(window[start:stop], reasoning=True)
             return stop
         self._emit(window[start:end].removesuffix("\n"), reasoning=True)
@@ -138,19 +160,39 @@ class TagParser:
 
     def _text(self, window: str) -> int:
         start = self._skip_newlines(window)
-        if not self._bodies:
-            self._emit(window[start:])
-            return len(window)
-        at = window.find(TOOL_OPEN, start)
-        if at < 0:
-            stop = _before_newline(window, start, _ready(window, start, (TOOL_OPEN,)))
-            self._emit(window[start:stop])
+        tags = self._tags()
+        at, tag = find_tag(window, tags, start)
+        stop = before_newline(window, start, at if tag else ready(window, start, tags)) if tags else len(window)
+        if tag in self._markup.section_closes:
+            return self._close_section(window[start:at], tag, at + len(tag))
+        self._show(window[start:stop])
+        if not tag:
             return stop
-        stop = _before_newline(window, start, at)
-        self._emit(window[start:stop])
-        self._state, self._start_at, self._framed = self._opened, self._at + at, stop < at
-        self._keep(TOOL_OPEN)
-        return at + len(TOOL_OPEN)
+        self._open(self._section if tag in self._markup.section_opens else self._opened, tag, self._at + at, window[stop:at])
+        return at + len(tag)
+
+    def _tags(self) -> tuple[str, ...]:
+        """What may be a tag in visible text, as things stand."""
+        if not self._bodies:
+            return ()
+        calls = (self._markup.open,) if self._markup.bare or self._in_section else ()
+        return calls + self._markup.section_opens + (self._markup.section_closes if self._after_call or self._in_section else ())
+
+    def _show(self, text: str) -> None:
+        """Visible text."""
+        self._after_call = self._after_call and not text.strip(_BLANK)
+        self._emit(text)
+
+    def _open(self, state: _State, tag: str, at: int, lead: str) -> None:
+        self._state, self._start_at, self._lead, self._lead_text, self._after_call = state, at, lead, "", False
+        self._ends = (self._markup.close,)
+        self._keep(tag)
+
+    def _close_section(self, before: str, tag: str, end: int) -> int:
+        framing = self._after_call and not before.strip(_BLANK)
+        self._emit(before.removesuffix("\n") if framing else before + tag)
+        self._in_section, self._after_call, self._newlines = False, False, int(framing)
+        return end
 
     def _skip_newlines(self, window: str) -> int:
         skipped = 0
@@ -164,9 +206,27 @@ class TagParser:
 
     # One block.
 
+    def _section(self, window: str) -> int:
+        """After a section's opening tag: is there a call?"""
+        rest = window.lstrip(_BLANK)
+        blanks = len(window) - len(rest)
+        self._keep(window[:blanks])
+        if rest.startswith(self._markup.open):
+            section = self._raw()
+            self._pieces, self._size = [], 0
+            inner = section[len(section.rstrip(_BLANK)) :].removeprefix("\n").removesuffix("\n")
+            self._open(self._opened, self._markup.open, self._start_at + len(section), self._lead + section)
+            self._lead_text, self._in_section = inner, True
+            return blanks + len(self._markup.open)
+        if not self._markup.open.startswith(rest):
+            raw = self._raw()
+            self._ends = tuple(closer for opener, closer in self._markup.sections if raw.startswith(opener))
+            self._break(raw, CallStatus.MALFORMED, restart=True)
+        return blanks
+
     def _opened(self, window: str) -> int:
-        """After `<tool_call>`: which body is it?"""
-        rest = window.lstrip(" \t\r\n")
+        """After a call's opening tag: which body is it?"""
+        rest = window.lstrip(_BLANK)
         blanks = len(window) - len(rest)
         self._keep(window[:blanks])
         for body in self._bodies:
@@ -190,15 +250,18 @@ class TagParser:
         return len(window)
 
     def _broken(self, window: str) -> int:
-        """Text for certain; only its end is looked for."""
-        close = window.find(TOOL_CLOSE)
-        reopen = window.find(TOOL_OPEN, 0, close if close >= 0 else len(window)) if self._restart else -1
-        if reopen >= 0:
-            stop, status = reopen, CallStatus.UNCLOSED
-        elif close >= 0:
-            stop, status = close + len(TOOL_CLOSE), self._fault
+        """Text for certain; only its end is looked for: its closing tag, else its section's, else another opening."""
+        opens = self._markup.section_opens
+        if self._markup.bare or self._in_section:
+            opens += (self._markup.open,)
+        tags = self._ends + self._markup.section_closes + (opens if self._restart else ())
+        at, tag = find_tag(window, tags)
+        if tag in self._ends:
+            stop, status = at + len(tag), self._fault
+        elif tag:
+            stop, status = at, CallStatus.UNCLOSED if tag in opens else self._fault
         else:
-            stop, status = _ready(window, 0, (TOOL_CLOSE, TOOL_OPEN)), None
+            stop, status = ready(window, 0, tags), None
         self._emit(window[:stop])
         self._keep(window[:stop])
         if status is not None:
@@ -219,20 +282,21 @@ class TagParser:
         if decoded.status is not CallStatus.OK:
             self._fail(decoded.status, decoded.name)
             return
+        self._emit(self._lead_text)
         record = self._record(decoded.status, decoded.name)
         self._flush()
-        self._events.append(CallEvent(decoded.name, decoded.arguments, record))
-        self._newlines = 1
+        self._events.append(CallEvent(decoded.name, decoded.arguments, record, decoded.written))
+        self._newlines, self._after_call = 1, True
 
     def _fail(self, status: CallStatus, name: str | None = None) -> None:
         """The block was no call: all of it is text."""
-        self._emit("\n" if self._framed else "")
+        self._emit(self._lead)
         self._emit(self._raw())
         self._record(status, name)
 
     def _break(self, raw: str, status: CallStatus, *, restart: bool) -> None:
         """The block cannot become a call: what there is of it is text, and so is what comes until it ends."""
-        self._emit("\n" if self._framed else "")
+        self._emit(self._lead)
         self._emit(raw)
         self._pieces = [raw]
         self._state, self._fault, self._restart = self._broken, status, restart
@@ -275,21 +339,10 @@ class TagParser:
         self._at -= len(text)
 
 
-def tagged(*bodies: type[Body]) -> Build:
-    """How a format whose calls stand in `<tool_call>` with one of these bodies makes its parser."""
+def tagged(*bodies: type[Body], markup: Markup = _TOOL_CALL) -> Build:
+    """How a format whose calls have one of these bodies between these tags makes its parser."""
 
     def build(tools: Sequence[Tool], reasoning_open: bool, reasoning: ReasoningTags | None) -> Parser:
-        return TagParser(tools, reasoning_open, reasoning, bodies)
+        return TagParser(tools, reasoning_open, reasoning, bodies, markup)
 
     return build
-
-
-def _ready(window: str, start: int, tags: tuple[str, ...]) -> int:
-    """Where what could still become one of the tags starts, or the end."""
-    at = window.rfind("<", max(start, len(window) - max(map(len, tags)) + 1))
-    return at if at >= 0 and any(tag.startswith(window[at:]) for tag in tags) else len(window)
-
-
-def _before_newline(window: str, start: int, stop: int) -> int:
-    """`stop`, less one newline before it that is not before `start`."""
-    return stop - 1 if stop > start and window[stop - 1] == "\n" else stop

@@ -2,7 +2,8 @@
 
 The rule, for a text and the types its schema allows:
 
-- only strings allowed, or the schema says nothing: the text itself, less one framing newline on each side;
+- only strings allowed, or the schema says nothing: the text itself, less one framing newline on each side
+  in a format that frames its values so;
 - else, when the text is strict JSON of an allowed type other than string: that JSON, spelled as written;
 - else, when a string is allowed: the text as above;
 - else, `True`, `False` and `None` where a boolean or null is allowed: chat templates print those values so;
@@ -41,15 +42,16 @@ def types_of(parameter: str, root: Mapping[str, object]) -> frozenset[str]:
     return _Types(root).of(schema, 0) or STRING
 
 
-def encode(text: str, allowed: frozenset[str]) -> str | None:
+def encode(text: str, allowed: frozenset[str], *, framed: bool = True) -> str | None:
     """The JSON text of the value that `text` is, by the module's rule. None: it cannot be read."""
+    string = unframe(text) if framed else text
     if allowed == STRING:
-        return strict_json.quote(unframe(text))
+        return strict_json.quote(string)
     bare = text.strip(" \t\n\r")
     if _allows(strict_json.kind(bare), bare, allowed):
         return bare
     if "string" in allowed:
-        return strict_json.quote(unframe(text))
+        return strict_json.quote(string)
     printed = _PRINTED.get(bare)
     return printed if printed and strict_json.kind(printed) in allowed else None
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
-import numpy as np
-
+from turnloom.core.align import sequence
 from turnloom.core.match import CANONICAL, Matcher, RequestKeys, begins, call_key, echo_keys, request_keys, same_words, tools_key
 from turnloom.core.records import Delta, Node
-from turnloom.types import NO_IDS, IntArray, Message, Outcome, Reasoning, Request, Turn, ids
+from turnloom.types import NO_IDS, IntArray, Message, Outcome, Reasoning, Request, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +215,7 @@ class Tree:
 
     def held(self, turn_id: str | None) -> IntArray:
         """Every id of the turn's sequence, prompt and output [n]: what a bridge continues."""
-        if turn_id is None:
-            return NO_IDS
-        chain = self.chain(turn_id)
-        parts = [part for turn, length in zip(chain, used(chain), strict=True) for part in (turn.appended, turn.output[:length])]
-        return ids(np.concatenate(parts))
+        return NO_IDS if turn_id is None else sequence(self.chain(turn_id))
 
     def continued(self, turn_id: str) -> bool:
         """Whether some turn goes on from this one's tokens."""
@@ -229,12 +223,6 @@ class Tree:
 
     def reply(self, turn_id: str) -> Message:
         return self._message(self.node_of[turn_id])
-
-
-def used(chain: Sequence[Turn]) -> list[int]:
-    """How many of each turn's sampled ids the sequence of the last turn holds: all, but where the next one was realigned."""
-    kept = [max(0, min(after.kept - turn.prompt_len, len(turn.output))) for turn, after in pairwise(chain)]
-    return [*kept, len(chain[-1].output)]
 
 
 def _vouch(recorded: Message, came: Message) -> bool:

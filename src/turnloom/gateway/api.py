@@ -9,17 +9,19 @@ import uuid
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from aiohttp import web
 
 from turnloom.core.dump import summary
+from turnloom.core.match import Matcher
 from turnloom.engine.contract import Engine
 from turnloom.engine.open import open_engine
 from turnloom.errors import ConfigError
 from turnloom.gateway.admin import session_urls
 from turnloom.gateway.app import GatewayApp
 from turnloom.gateway.metrics import Metrics
+from turnloom.gateway.policy import History, load_matcher
 from turnloom.gateway.respond import KEEPALIVE_SECONDS
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
@@ -74,8 +76,10 @@ class Gateway:
     `engine` is a URL (`http://host:30000` for SGLang, `local:smollm2` for the
     embedded one) or an Engine. `tokenizer` is a path, a hub id, a Tokenizer, or None
     to take what the engine names. `store` is a SQLite file, a Store, or None for
-    memory. Use as an async context manager, or `Gateway.background(...)` as a
-    plain one from code that is not async.
+    memory. `matching` says when an echoed reply is the recorded one (`canonical`,
+    `strict`, `package.module:name`, or a Matcher), `history` and `realign` which
+    tokens go on from it (`gateway.policy.History`). Use as an async context
+    manager, or `Gateway.background(...)` as a plain one from code that is not async.
     """
 
     def __init__(
@@ -87,6 +91,9 @@ class Gateway:
         host: str = "127.0.0.1",
         port: int = 0,
         tool_format: str = "auto",
+        matching: str | Matcher = "canonical",
+        history: Literal["sampled", "template"] = "sampled",
+        realign: int = 0,
         template_kwargs: Mapping[str, Any] | None = None,
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
         limits: Limits = Limits(),  # noqa: B008 (frozen)
@@ -99,6 +106,7 @@ class Gateway:
         self._store: Store = MemoryStore() if store is None else SQLiteStore(store) if isinstance(store, str | Path) else store
         self._host, self._port = host, port
         self._tool_format = tool_format
+        self._matcher, self._history = load_matcher(matching), History(history, realign)
         self._template_kwargs = template_kwargs
         self._sampling, self._limits = sampling, limits
         self._admin_key = admin_key
@@ -125,7 +133,9 @@ class Gateway:
         capabilities = await engine.capabilities()
         self.tokenizer = tokenizer = await self._load_tokenizer(capabilities.tokenizer)
         await self._store.open()
-        self._sessions = Sessions(self._store, self._sampling, self._limits, time.time, open_unknown=self._open_sessions)
+        self._sessions = Sessions(
+            self._store, self._sampling, self._limits, time.time, open_unknown=self._open_sessions, matcher=self._matcher
+        )
         parts = Parts(
             engine=engine,
             tokenizer=tokenizer,
@@ -135,6 +145,7 @@ class Gateway:
             clock=time.time,
             new_id=lambda: uuid.uuid4().hex,
             default_model=capabilities.model,
+            history=self._history,
         )
         app = GatewayApp(parts, self._sessions, admin_key=self._admin_key, keepalive=self._keepalive).app()
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)

@@ -56,17 +56,17 @@ class Output:
         if self._parsed:
             return []
         self._parsed = True
-        while self._held and self._ends_turn(self._held[-1]):
+        if self._held and self._stopped_at(self._held[-1]):
+            self._held.pop()
+        while self._held and self._held[-1] in self._end_ids:
             self._held.pop()
         tail = self._parse(self._decoder.feed(self._held) + self._decoder.finish())
         rest = self._stops.finish()
         events = list(chain(self._parser.feed(rest) if rest else [], self._parser.finish()))
         return tail + [self._builder.feed(e) for e in events]
 
-    def _ends_turn(self, token: int) -> bool:
-        """Known to end turns, or what the engine stopped at: it names the token, or names nothing and this one came last."""
-        if token in self._end_ids:
-            return True
+    def _stopped_at(self, token: int) -> bool:
+        """Whether the engine stopped at this last token: it names it, or names nothing. What stands before it is the model's own."""
         finish = self._finish
         return finish is not None and finish.reason is FinishReason.STOP and finish.matched in (None, token)
 

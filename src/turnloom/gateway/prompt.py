@@ -1,17 +1,20 @@
-"""The ids that one turn sends: a bridge over the tokens held, or a whole rendering with the reason for it."""
+"""The ids that one turn sends: what is held and what is new, by the history policy, with the reason where the two part."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from turnloom.core.align import agreement, sequence, shared_turns
 from turnloom.core.match import request_keys
 from turnloom.core.tree import Pending, Tree
 from turnloom.errors import RenderError
+from turnloom.gateway.policy import SAMPLED, History
 from turnloom.render.contract import Rendered, Renderer, Unbridgeable
-from turnloom.types import Fork, ForkKind, IntArray, Message, Request, ids
+from turnloom.types import Fork, ForkKind, IntArray, Message, Request, Turn, ids
 
 _INLINE_CHARS = 4_000
 """Encoding this much text takes about a millisecond; more goes to a thread, so that the event loop is not held up."""
@@ -22,7 +25,7 @@ _INLINE_HASH = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`ids` is what the engine gets: the held ids, then `appended`. `base` None means nothing was held.
+    """`ids` is what the engine gets: the first ids of the base turn's sequence, then `appended`. `base` None means nothing was held.
 
     `fork` is set where the template stood in the way; what the histories have to
     do with each other is known only when the turn is committed.
@@ -36,39 +39,100 @@ class Prompt:
     escaped: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The sequence that the request may go on from: its turns, its ids, its last reply, and the request's index of each turn's reply."""
+
+    chain: Sequence[Turn]
+    ids: IntArray
+    reply: Message
+    places: Sequence[int]
+
+
 async def prepare(tree: Tree, request: Request) -> Pending:
     """Resolve the request; the pass over a long history's text is made in a thread."""
     size = sum(map(_size, request.messages))
-    keys = request_keys(request) if size < _INLINE_HASH else await asyncio.to_thread(request_keys, request)
+    matcher = tree.matcher
+    keys = request_keys(request, matcher) if size < _INLINE_HASH else await asyncio.to_thread(request_keys, request, matcher)
     return tree.prepare(request, keys)
 
 
-async def build_prompt(renderer: Renderer, tree: Tree, pending: Pending) -> Prompt:
-    """Bridge where the history is held and the template allows it. Raises RenderError when the template refuses the messages."""
-    base = pending.base
-    held = tree.held(base)
-    last = (tree.reply(base), tree.turns[base].output) if base is not None else None
-    size = sum(map(_size, pending.tail)) + sum(len(t.description) + len(t.parameters) for t in pending.request.tools)
+async def build_prompt(renderer: Renderer, tree: Tree, pending: Pending, history: History = SAMPLED) -> Prompt:
+    """Go on from what is held where the policy and the template allow it. Raises RenderError when the template refuses the messages."""
+    held = None
+    if pending.base is not None:
+        chain = tree.chain(pending.base)
+        at = {node: i for i, node in enumerate(pending.path, -1)}
+        held = _Held(chain, sequence(chain), tree.reply(pending.base), [at[tree.node_of[turn.id]] for turn in chain])
+    encoded = pending.tail if history.policy == "sampled" else pending.request.messages
+    size = sum(map(_size, encoded)) + sum(len(t.description) + len(t.parameters) for t in pending.request.tools)
     if size < _INLINE_CHARS:
-        return _build(renderer, pending, held, last)
-    return await asyncio.to_thread(_build, renderer, pending, held, last)
+        return _build(renderer, pending, held, history)
+    return await asyncio.to_thread(_build, renderer, pending, held, history)
 
 
-def _build(renderer: Renderer, pending: Pending, held: IntArray, last: tuple[Message, IntArray] | None) -> Prompt:
-    request, fork = pending.request, None
-    if last is not None:
-        bridged = _bridge(renderer, pending, *last)
-        if isinstance(bridged, Rendered):
-            whole = ids(np.concatenate([held, bridged.ids]))
-            return Prompt(whole, bridged.ids, pending.base, None, bridged.reasoning_open, bridged.escaped)
-        fork = Fork(ForkKind.TEMPLATE, len(request.messages) - len(pending.tail), bridged.detail)
-    rendered = renderer.render(request.messages, request.tools)
-    return Prompt(rendered.ids, rendered.ids, None, fork, rendered.reasoning_open, rendered.escaped)
+def _build(renderer: Renderer, pending: Pending, held: _Held | None, history: History) -> Prompt:
+    if held is None:
+        return _whole(renderer, pending)
+    if history.policy == "template":
+        return _rendered(renderer, pending, held, history.realign)
+    bridged = _bridge(renderer, pending, held)
+    if isinstance(bridged, Rendered):
+        whole = ids(np.concatenate([held.ids, bridged.ids]))
+        return Prompt(whole, bridged.ids, pending.base, None, bridged.reasoning_open, bridged.escaped)
+    prompt = _whole(renderer, pending)
+    agreed = agreement(held.ids, prompt.ids)
+    if agreed == len(held.ids):
+        return replace(prompt, appended=prompt.ids[agreed:], base=pending.base)
+    fork = Fork(ForkKind.TEMPLATE, len(pending.request.messages) - len(pending.tail), bridged.detail)
+    return replace(_from_shared(prompt, held, agreed), fork=fork)
 
 
-def _bridge(renderer: Renderer, pending: Pending, reply: Message, output: IntArray) -> Rendered | Unbridgeable:
+def _rendered(renderer: Renderer, pending: Pending, held: _Held, realign: int) -> Prompt:
+    """The `template` policy: the template's own ids, from the deepest turn that they still go on from."""
+    prompt = _whole(renderer, pending)
+    agreed = agreement(held.ids, prompt.ids)
+    replaced = len(held.ids) - agreed
+    if not replaced:
+        return replace(prompt, appended=prompt.ids[agreed:], base=pending.base)
+    joined = "history=sampled" if isinstance(_bridge(renderer, pending, held), Rendered) else ""
+    place = _message_at(held, agreed)
+    if replaced <= realign and agreed >= held.chain[-1].prompt_len:
+        fork = Fork(ForkKind.REALIGNED, place, f"{replaced} sampled ids gave way to what the template writes", joined_by=joined)
+        return replace(prompt, appended=prompt.ids[agreed:], base=pending.base, fork=fork)
+    detail = f"the template writes the history with other ids from {agreed} of the {len(held.ids)} held on"
+    return replace(_from_shared(prompt, held, agreed), fork=Fork(ForkKind.RERENDERED, place, detail, joined_by=joined))
+
+
+def _whole(renderer: Renderer, pending: Pending) -> Prompt:
+    rendered = renderer.render(pending.request.messages, pending.request.tools)
+    return Prompt(rendered.ids, rendered.ids, None, None, rendered.reasoning_open, rendered.escaped)
+
+
+def _from_shared(prompt: Prompt, held: _Held, agreed: int) -> Prompt:
+    """On the deepest turn whose whole sequence the prompt begins with; on none where there is none."""
+    count = shared_turns(held.chain, agreed, prompt.ids)
+    if not count:
+        return prompt
+    turn = held.chain[count - 1]
+    return replace(prompt, appended=prompt.ids[turn.prompt_len + len(turn.output) :], base=turn.id)
+
+
+def _message_at(held: _Held, token: int) -> int:
+    """The request's index of the message in which this id of the held sequence stands; of several that came together, the first."""
+    previous = -1
+    for turn, place in zip(held.chain, held.places, strict=True):
+        if token < turn.prompt_len:
+            return previous + 1
+        if token < turn.prompt_len + len(turn.output):
+            return place
+        previous = place
+    return previous
+
+
+def _bridge(renderer: Renderer, pending: Pending, held: _Held) -> Rendered | Unbridgeable:
     try:
-        return renderer.bridge(reply, output.tolist(), pending.tail, pending.request.tools)
+        return renderer.bridge(held.reply, held.chain[-1].output.tolist(), pending.tail, pending.request.tools)
     except RenderError as error:
         return Unbridgeable(f"the template refuses the stand-in history: {error}")
 

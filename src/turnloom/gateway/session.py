@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from turnloom.core.forks import explain
+from turnloom.core.forks import Decode, compare, explain
 from turnloom.core.tree import Pending, Tree
 from turnloom.core.unroll import Origin, Unrolled, prompt_crc, unroll
 from turnloom.engine.contract import Capabilities
@@ -127,6 +127,7 @@ class TurnRecorder:
     output: Output
     sampling: Sampling
     capabilities: Capabilities
+    decode: Decode
     started: float
     clock: Callable[[], float]
     turn: Turn | None = None
@@ -144,11 +145,13 @@ class TurnRecorder:
             self.turn = self.session.tree.turns[self.turn_id]
         return self.turn
 
-    def _departure(self) -> Fork | None:
+    def _fork(self) -> Fork | None:
         """Why this turn does not simply go on from what is held, seen from the tree it is committed to."""
         tree, pending = self.session.tree, self.pending
+        if self.prompt.fork is not None:
+            return compare(self.prompt.fork, tree.held(pending.base), self.prompt.ids, self.decode)
         now = tree.prepare(pending.request, pending.keys)
-        return explain(tree, replace(now, base=self.prompt.base))
+        return explain(tree, replace(now, base=self.prompt.base), self.prompt.ids, self.decode)
 
     def _turn(self, index: int, outcome: Outcome, error: str) -> Turn:
         output = self.output
@@ -156,7 +159,7 @@ class TurnRecorder:
             id=self.turn_id,
             index=index,
             base=self.prompt.base,
-            fork=self.prompt.fork or self._departure(),
+            fork=self._fork(),
             appended=self.prompt.appended,
             prompt_len=len(self.prompt.ids),
             prompt_crc=prompt_crc(self.prompt.ids),

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from turnloom.core.match import CANONICAL, Matcher
 from turnloom.core.tree import Tree
 from turnloom.errors import BadRequest, NotFound, Unauthorized
 from turnloom.gateway.body import check_json
@@ -28,12 +29,22 @@ def hash_key(key: str) -> str:
 
 
 class Sessions:
-    def __init__(self, store: Store, sampling: Sampling, limits: Limits, clock: Callable[[], float], *, open_unknown: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        sampling: Sampling,
+        limits: Limits,
+        clock: Callable[[], float],
+        *,
+        open_unknown: bool = False,
+        matcher: Matcher = CANONICAL,
+    ) -> None:
         self._store = store
         self._sampling = sampling
         self._limits = limits
         self._clock = clock
         self._open_unknown = open_unknown
+        self._matcher = matcher
         self._by_id: dict[str, Session] = {}
         self._ids: dict[str, str] = {}
         self._lock = asyncio.Lock()
@@ -72,7 +83,7 @@ class Sessions:
                 metadata=dict(metadata or {}),
             )
             await self._store.put_session(row)
-            return self._keep(Session(row, self._store)), key
+            return self._keep(Session(row, self._store, Tree(self._matcher))), key
 
     async def by_key(self, key: str) -> Session:
         """Raises Unauthorized for a key that opens no session."""
@@ -130,7 +141,7 @@ class Sessions:
         async with self._lock:
             if (session := self._by_id.get(row.id)) is not None:
                 return session
-            tree = Tree()
+            tree = Tree(self._matcher)
             for delta in await self._store.deltas(row.id):
                 tree.apply(delta)
             return self._keep(Session(row, self._store, tree))

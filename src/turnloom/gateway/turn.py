@@ -11,6 +11,7 @@ from turnloom.engine.contract import Engine
 from turnloom.errors import EngineAborted, SessionClosed
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.output import Output
+from turnloom.gateway.policy import SAMPLED, History
 from turnloom.gateway.prompt import build_prompt, prepare
 from turnloom.gateway.respond import Responder
 from turnloom.gateway.session import Session, TurnRecorder
@@ -33,6 +34,7 @@ class Parts:
     clock: Callable[[], float]
     new_id: Callable[[], str]
     default_model: str
+    history: History = SAMPLED
 
 
 async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: Request, out: Responder) -> Turn:
@@ -44,13 +46,14 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
     with session.turn_slot():
         engine = await parts.engine.capabilities()
         pending = await prepare(session.tree, request)
-        prompt = await build_prompt(parts.renderer, session.tree, pending)
+        prompt = await build_prompt(parts.renderer, session.tree, pending, parts.history)
         sampling = session.sampling_for(request, len(prompt.ids), engine)
         turn_id, model = parts.new_id(), request.model or parts.default_model
         parser = parts.parser(request.tools if request.call_tools else (), prompt.reasoning_open)
         builder = ReplyBuilder(turn_id, dialect.call_prefix)
         output = Output(parts.tokenizer, parser, builder, end_ids=parts.renderer.end_ids, stop=sampling.stop)
-        record = TurnRecorder(session, turn_id, pending, prompt, output, sampling, engine, parts.clock(), parts.clock)
+        decode, clock = parts.tokenizer.decode, parts.clock
+        record = TurnRecorder(session, turn_id, pending, prompt, output, sampling, engine, decode, clock(), clock)
         out.open(turn_id, model, len(prompt.ids))
         try:
             async with asyncio.timeout(session.row.limits.turn_timeout):
@@ -88,5 +91,5 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
 
 async def count_tokens(parts: Parts, session: Session, request: Request) -> int:
     """The tokens that this request's prompt would have. Records nothing."""
-    prompt = await build_prompt(parts.renderer, session.tree, await prepare(session.tree, request))
+    prompt = await build_prompt(parts.renderer, session.tree, await prepare(session.tree, request), parts.history)
     return len(prompt.ids)

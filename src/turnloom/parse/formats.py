@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from turnloom.errors import ConfigError
 from turnloom.imports import load_object
-from turnloom.parse import json_body, xml_body
+from turnloom.parse import deepseek, glm, invoke, json_body, kimi, xml_body
 from turnloom.parse.contract import Parser, ParserFactory
 from turnloom.parse.format import THINK, Format, ReasoningTags
 from turnloom.parse.tags import tagged
@@ -23,13 +23,26 @@ NONE = Format("none", lambda template: False, tagged(), reads_reasoning=False)
 FORMATS: dict[str, Format] = {
     known.name: known
     for known in (
+        invoke.DEEPSEEK_DSML,
+        invoke.MINIMAX_M2,
+        kimi.FORMAT,
+        deepseek.V3,
+        deepseek.V31,
+        glm.FORMAT,
         xml_body.FORMAT,
         json_body.FORMAT,
         NONE,
     )
 }
 
-REASONING: tuple[ReasoningTags, ...] = (THINK,)
+REASONING: tuple[ReasoningTags, ...] = (
+    THINK,
+    ReasoningTags("[THINK]", "[/THINK]"),
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningTags("<|channel>thought", "<channel|>"),
+    ReasoningTags("<seed:think>", "</seed:think>"),
+    ReasoningTags("<mm:think>", "</mm:think>"),
+)
 """The reasoning tags that templates teach; the first pair of which a template has either is its own."""
 
 

@@ -101,7 +101,7 @@ def test_statuses_versions_and_origin_are_carried() -> None:
     )
     (sample,) = unroll(w.tree, Origin("s", "r", "g", 0.5, {"task": "t"})).samples
     assert sample.weight_version == (None, None, "v1", "v2", "v2")
-    assert sample.statuses == {"call_invalid_json": 1, "escaped_control_tokens": 2, "truncated": 1, "turns": 1}
+    assert sample.statuses == {"call_invalid_json": 1, "escaped_control_tokens": 2, "ill_formed_calls": 1, "truncated": 1, "turns": 1}
     assert (sample.session_id, sample.rollout_id, sample.group_id, sample.reward) == ("s", "r", "g", 0.5)
     assert sample.metadata == {"task": "t", "logprob_convention": "raw"}
     assert (sample.outcome, sample.finish_reason) == ("delivered", "length")

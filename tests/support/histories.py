@@ -71,10 +71,14 @@ class Weaver:
         pending = self.tree.prepare(asked)
         return self.commit(pending, reply, output=output, outcome=outcome, **fields)
 
-    def commit(self, pending: Pending, reply: Message, *, output: tuple[int, ...] = (200, 201), **fields: object) -> Turn:
-        held = self.tree.held(pending.base)
-        appended = ids([100 + len(self.tree.turns), 101])
-        prompt = ids(np.concatenate([held, appended]))
+    def commit(
+        self, pending: Pending, reply: Message, *, output: tuple[int, ...] = (200, 201), kept: int | None = None, **fields: object
+    ) -> Turn:
+        """`kept` is how many ids of the base's sequence the prompt begins with, all of them unless it was realigned."""
+        base = fields.get("base", pending.base)
+        held = self.tree.held(base)[:kept]  # type: ignore[arg-type]
+        appended = fields.get("appended", ids([100 + len(self.tree.turns), 101]))
+        prompt = ids(np.concatenate([held, appended]))  # type: ignore[list-item]
         index = len(self.tree.turns)
         known: dict[str, object] = {
             "id": f"t{index}",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from turnloom.core.forks import Decode, compare, explain
 from turnloom.core.tree import Pending, Tree
-from turnloom.core.unroll import Origin, Unrolled, prompt_crc, unroll
+from turnloom.core.unroll import UNLIMITED, Longest, Origin, Unrolled, prompt_crc, unroll
 from turnloom.engine.contract import Capabilities
 from turnloom.errors import LimitReached, PromptTooLong, SessionClosed
 from turnloom.gateway.output import Output
@@ -111,9 +111,9 @@ class Session:
             await asyncio.wait(late)
         self.closing = False
 
-    def unroll(self) -> Unrolled:
+    def unroll(self, longest: Longest = UNLIMITED) -> Unrolled:
         row = self.row
-        return unroll(self.tree, Origin(row.id, row.rollout, row.group, row.reward, row.metadata))
+        return unroll(self.tree, Origin(row.id, row.rollout, row.group, row.reward, row.metadata), longest=longest)
 
 
 @dataclass(slots=True)

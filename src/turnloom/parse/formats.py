@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from turnloom.errors import ConfigError
 from turnloom.imports import load_object
-from turnloom.parse import deepseek, glm, invoke, json_body, kimi, xml_body
+from turnloom.parse import cohere, deepseek, gemma4, glm, harmony, invoke, json_body, kimi, lfm2, llama3, mistral, phi4, xml_body
 from turnloom.parse.contract import Parser, ParserFactory
 from turnloom.parse.format import THINK, Format, ReasoningTags
 from turnloom.parse.tags import tagged
@@ -29,6 +29,13 @@ FORMATS: dict[str, Format] = {
         deepseek.V3,
         deepseek.V31,
         glm.FORMAT,
+        harmony.FORMAT,
+        gemma4.FORMAT,
+        mistral.FORMAT,
+        lfm2.FORMAT,
+        phi4.FORMAT,
+        cohere.FORMAT,
+        llama3.FORMAT,
         xml_body.FORMAT,
         json_body.FORMAT,
         NONE,

@@ -1,0 +1,67 @@
+"""What Gemma 4 writes: `<|tool_call>call:NAME{key:<|"|>text<|"|>,n:1,list:[…],object:{…}}<tool_call|>`.
+
+A string is whatever stands between two `<|"|>`, with no escapes: it cannot hold
+that token. Keys are bare at every depth. Other values are JSON or Python words,
+spelled as they are; one that is neither is typed by the tool's schema, where
+only a string can be meant. Reasoning stands in `<|channel>thought … <channel|>`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from turnloom.parse import schema, strict_json
+from turnloom.parse.blocks import Tags, ValueBlock, blocks
+from turnloom.parse.body import printable
+from turnloom.parse.format import Format
+from turnloom.parse.literal import PRINTED, Cursor, Notation, spell
+from turnloom.parse.nesting import Syntax
+from turnloom.parse.reader import Attempt
+from turnloom.types import CallStatus, Tool
+
+_QUOTE = '<|"|>'
+
+NOTATION = Notation(
+    string=re.compile(r'<\|"\|>(?s:.)*?<\|"\|>'),
+    unquote=lambda text: text[len(_QUOTE) : -len(_QUOTE)],
+    word=re.compile(r"[^\[\]{},<>]+"),
+    key=re.compile(r"[^\[\]{}:,<>]+"),
+)
+
+
+class Gemma4Block(ValueBlock):
+    tags = Tags("<|tool_call>", "<tool_call|>", CallStatus.MALFORMED)
+    syntax = Syntax((_QUOTE,), escapes=False)
+    head = re.compile(r"<\|tool_call>[ \t\r\n]*call:(?P<name>[^\[\](){}<>\s]*)(?=\{)")
+    unfinished = re.compile(r"<\|tool_call>[ \t\r\n]*(?:c|ca|cal|call|call:[^\[\](){}<>\s]*)?")
+
+    def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
+        name = self.name
+        if not name:
+            return [Attempt(CallStatus.MISSING_NAME, len(raw))]
+        if name not in tools:
+            return [Attempt(CallStatus.UNKNOWN_TOOL, len(raw), printable(name))]
+        cursor = Cursor(NOTATION, raw, self.value_at)
+        root = schema.load(tools[name].parameters)
+        try:
+            cursor.expect("{")
+            arguments = spell(cursor.members("}", ":", lambda key: _value(cursor, key, root)))
+        except ValueError:
+            return [Attempt(CallStatus.MALFORMED, len(raw), name)]
+        return [Attempt(CallStatus.OK, len(raw), name, strict_json.escape_surrogates(arguments))]
+
+
+def _value(cursor: Cursor, key: str, root: Mapping[str, object]) -> str:
+    start = cursor.at
+    word = cursor.word()
+    if word and word not in PRINTED and strict_json.kind(word) is None:
+        typed = schema.encode(word, schema.types_of(key, root))
+        if typed is not None:
+            return typed
+        raise ValueError(f"{key!r} is of another type")
+    cursor.at = start
+    return cursor.value(2)
+
+
+FORMAT = Format("gemma4", lambda template: "<|tool_call>" in template, blocks(Gemma4Block))

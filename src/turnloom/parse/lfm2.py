@@ -1,0 +1,78 @@
+r"""What LFM2 writes: `<|tool_call_start|>[name(key='value', n=1), …]<|tool_call_end|>`, calls as Python spells them.
+
+Strings stand in single or double quotes, with Python's escapes of one letter,
+`\x`, `\u` and `\U`; a backslash before anything else is itself, and a string may
+run over lines. Lists, objects and other values are Python's or JSON's. Only named
+arguments are read: a position has no name to give.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from turnloom.parse import strict_json
+from turnloom.parse.blocks import Tags, ValueBlock, blocks
+from turnloom.parse.body import printable
+from turnloom.parse.format import Format
+from turnloom.parse.literal import Cursor, Notation, spell
+from turnloom.parse.nesting import Syntax
+from turnloom.parse.reader import Attempt
+from turnloom.types import CallStatus, Tool
+
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\\": "\\", "'": "'", '"': '"', "/": "/", "\n": ""}
+_NAME = re.compile(r"[^\W\d][\w.\-]*")
+
+
+def _unquote(text: str) -> str:
+    def escape(found: re.Match[str]) -> str:
+        digits = found[1] or found[2] or found[3]
+        if digits is None:
+            return _LETTERS.get(found[4], found[0])
+        return chr(int(digits, 16)) if int(digits, 16) < 0x110000 else found[0]
+
+    # Two halves of a surrogate pair become the character that they spell, as in JSON.
+    return _ESCAPE.sub(escape, text[1:-1]).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+SYNTAX = Syntax(('"', "'"), escapes=True)
+NOTATION = Notation(
+    string=re.compile(r""""[^"\\]*+(?:\\.[^"\\]*+)*+"|'[^'\\]*+(?:\\.[^'\\]*+)*+'""", re.DOTALL),
+    unquote=_unquote,
+    word=re.compile(r"""[^\[\](){},='":]+"""),
+    key=_NAME,
+)
+
+
+class Lfm2Block(ValueBlock):
+    tags = Tags("<|tool_call_start|>", "<|tool_call_end|>", CallStatus.MALFORMED)
+    syntax = SYNTAX
+    head = re.compile(r"<\|tool_call_start\|>[ \t\r\n]*(?=\[)")
+    unfinished = re.compile(r"<\|tool_call_start\|>[ \t\r\n]*")
+
+    def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
+        cursor = Cursor(NOTATION, raw, self.value_at)
+        attempts: list[Attempt] = []
+        try:
+            cursor.expect("[")
+            while True:
+                attempts.append(_call(cursor, tools))
+                if cursor.take("]"):
+                    return attempts
+                cursor.expect(",")
+        except ValueError:
+            return [Attempt(CallStatus.MALFORMED, len(raw))]
+
+
+def _call(cursor: Cursor, tools: Mapping[str, Tool]) -> Attempt:
+    name = cursor.match(_NAME) or ""
+    cursor.expect("(")
+    arguments = strict_json.escape_surrogates(spell(cursor.members(")", "=", lambda key: cursor.value(2))))
+    if name not in tools:
+        return Attempt(CallStatus.UNKNOWN_TOOL, cursor.at, printable(name))
+    return Attempt(CallStatus.OK, cursor.at, name, arguments)
+
+
+# The first template only lists tools; how they are called was left to the model.
+FORMAT = Format("lfm2", lambda template: "<|tool_call_start|>" in template or "<|tool_list_start|>" in template, blocks(Lfm2Block))

@@ -60,10 +60,17 @@ class HFTokenizer:
         self.vocab_size = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
         self._control_ids = frozenset(self.control_tokens.values())
         self._spellings = {index: spelling for spelling, index in self.control_tokens.items()}
-        self._plain = _without_control(backend, self.control_tokens)
+        self._plain, self._middle = _variants(backend, self.control_tokens)
+        spellings = sorted(self.control_tokens, key=len, reverse=True)
+        self._any_control = re.compile("|".join(map(re.escape, spellings))) if spellings else None
 
-    def encode(self, text: str) -> list[int]:
-        return _encode(self._full, text)
+    def encode(self, text: str, *, start: bool = True) -> list[int]:
+        if start or self._middle is None:
+            return _encode(self._full, text)
+        first = self._any_control.search(text) if self._any_control else None
+        at = first.start() if first else len(text)
+        head = _encode(self._middle, text[:at]) if at else []
+        return head + (_encode(self._full, text[at:]) if at < len(text) else [])
 
     def encode_plain(self, text: str) -> list[int]:
         """Raises RenderError when the tokenizer can write some spelling only as the control token itself."""
@@ -192,16 +199,44 @@ def _is_control(token: Any) -> bool:
     return bool(token.special or (text[:1] in ("<", "[") and text[-1:] in (">", "]") and len(text) > 2))
 
 
-def _without_control(backend: Any, control: Mapping[str, int]) -> Any:
-    """The same tokenizer, blind to control spellings. Added tokens stay, so that no id moves; the blind ones are marked special."""
+def _variants(backend: Any, control: Mapping[str, int]) -> tuple[Any, Any]:
+    """Two more tokenizers with the same ids, for text in the middle of other text: neither opens it with a space of its own.
+
+    The first is blind to control spellings: added tokens stay, so that no id
+    moves, and the blind ones are marked special. The second knows them; it is
+    None where the tokenizer itself never adds a space.
+    """
     from tokenizers import Tokenizer
 
     described = orjson.loads(backend.to_str())
+    middle = Tokenizer.from_str(orjson.dumps(described).decode()) if _drop_opening_space(described) else None
     for token in described["added_tokens"]:
         token["special"] = token["content"] in control
     plain = Tokenizer.from_str(orjson.dumps(described).decode())
     plain.encode_special_tokens = True
-    return plain
+    return plain, middle
+
+
+def _drop_opening_space(described: dict[str, Any]) -> bool:
+    """Take every such step out of a tokenizer.json; whether there was one."""
+    dropped = False
+    for place, inner in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        step = described.get(place)
+        steps = step.get(inner, [step]) if step else []
+        for each in steps:
+            if each["type"] == "Metaspace" and each.get("prepend_scheme", "always") != "never":
+                each.update(prepend_scheme="never")
+                each.pop("add_prefix_space", None)
+                dropped = True
+            elif each["type"] == "ByteLevel" and each.get("add_prefix_space"):
+                each["add_prefix_space"] = False
+                dropped = True
+        if kept := [each for each in steps if each["type"] != "Prepend"]:
+            if len(kept) < len(steps):
+                described[place], dropped = {"type": "Sequence", inner: kept}, True
+        elif steps:
+            described[place], dropped = None, True
+    return dropped
 
 
 @contextlib.contextmanager

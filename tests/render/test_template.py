@@ -22,8 +22,8 @@ def with_template(template: str) -> HFTokenizer:
 
 
 def bridged(tokenizer: HFTokenizer, reply, last: str | None, *new, tools=()) -> str:
-    last_id = tokenizer.control_tokens[last] if last else None
-    found = ChatTemplateRenderer(tokenizer).bridge(reply, last_id, new, tools)
+    output = [*tokenizer.encode("words"), *([tokenizer.control_tokens[last]] if last else [])]
+    found = ChatTemplateRenderer(tokenizer).bridge(reply, output, new, tools)
     assert isinstance(found, Rendered), found
     return tokenizer.decode(found.ids.tolist())
 
@@ -103,7 +103,7 @@ def test_a_prompt_that_opens_reasoning_says_so() -> None:
     )
     renderer = ChatTemplateRenderer(opened)
     assert renderer.render([user("a")], ()).reasoning_open
-    found = renderer.bridge(assistant("hi"), None, [user("b")], ())
+    found = renderer.bridge(assistant("hi"), (), [user("b")], ())
     assert isinstance(found, Rendered)
     assert found.reasoning_open
     assert not ChatTemplateRenderer(qwen_tokenizer("qwen3")).render([user("a")], ()).reasoning_open
@@ -128,7 +128,7 @@ CANNOT = {
 
 @pytest.mark.parametrize("template", CANNOT.values(), ids=CANNOT)
 def test_a_template_that_cannot_be_split_says_why(template: str) -> None:
-    found = ChatTemplateRenderer(with_template(template)).bridge(assistant("hi"), None, [user("b")], ())
+    found = ChatTemplateRenderer(with_template(template)).bridge(assistant("hi"), (), [user("b")], ())
     assert isinstance(found, Unbridgeable)
     assert found.detail
 
@@ -152,7 +152,7 @@ def test_a_late_system_message_is_folded_forward_where_the_template_has_no_place
     """Into the user message that follows, never ahead of what is recorded."""
     tokenizer = qwen_tokenizer("qwen3", template)
     renderer = ChatTemplateRenderer(tokenizer)
-    found = renderer.bridge(assistant("hello"), None, [system("REMINDER"), user("go on")], ())
+    found = renderer.bridge(assistant("hello"), (), [system("REMINDER"), user("go on")], ())
     assert isinstance(found, Rendered)
     assert "<system-reminder>\nREMINDER\n</system-reminder>\n\ngo on" in tokenizer.decode(found.ids.tolist())
     whole = tokenizer.decode(renderer.render([system("RULES"), user("QUESTION"), system("NOTE")], ()).ids.tolist())
@@ -163,7 +163,7 @@ def test_a_late_system_message_is_folded_forward_where_the_template_has_no_place
 def test_a_late_system_message_between_a_result_and_a_reply_is_a_user_message() -> None:
     tokenizer = qwen_tokenizer("qwen3", "qwen3_8")
     reply = assistant("", call(id="call00001", name="bash"))
-    found = ChatTemplateRenderer(tokenizer).bridge(reply, None, [result("out", id="call00001"), system("NOTE")], (BASH,))
+    found = ChatTemplateRenderer(tokenizer).bridge(reply, (), [result("out", id="call00001"), system("NOTE")], (BASH,))
     assert isinstance(found, Rendered)
     text = tokenizer.decode(found.ids.tolist())
     assert text.index("out") < text.index("<system-reminder>\nNOTE")

@@ -22,12 +22,16 @@ class Tokenizer(Protocol):
     vocab_size: int
     """One more than the largest id."""
 
-    def encode(self, text: str) -> list[int]:
-        """Spellings of control tokens become control tokens."""
+    def encode(self, text: str, *, start: bool = True) -> list[int]:
+        """Spellings of control tokens become control tokens.
+
+        `start` False: `text` goes on from other text, so that a tokenizer which
+        opens every text with a space of its own does not.
+        """
         ...
 
     def encode_plain(self, text: str) -> list[int]:
-        """No id of the result is a control token; decoding gives `text` back."""
+        """For text in the middle of other text. No id of the result is a control token; decoding gives `text` back."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -1,0 +1,106 @@
+"""Where a reply that was sampled and the template's own way to end it meet.
+
+A template shows the last reply closed (the history ends there) and continued
+(more messages follow). What both write after the reply's last word is the
+reply's own ending; in the continued form the next messages come after it. The
+sampled ids may hold all of that ending, a part of it, or another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_LOOK_BACK = 16
+"""How many sampled ids may stand after the reply's last word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """A special token in a text: characters [start, end) spell the token `id`."""
+
+    start: int
+    end: int
+    id: int
+
+
+Specials = Callable[[str], Sequence[Special]]
+"""Every special token of a text, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The special tokens that end a reply, in the continued text.
+
+    `at` is the character where the first of them starts, or where the reply's
+    words end if there is none; `count` how many there are; `end` which of them, from 0, ends the turn: None where none does and the
+    next message's opening ends it, and then the last of them may be that opening
+    (`opens`). `closed_as` is the id that stands in the place of the first when
+    nothing follows.
+    """
+
+    at: int
+    count: int
+    end: int | None
+    opens: bool = False
+    closed_as: int | None = None
+
+
+def find_ending(continued: str, closed: str, specials: Specials, turn_ends: frozenset[int], openings: frozenset[int]) -> Ending | None:
+    """Both texts begin after the reply's last word. None: the template ends a reply differently once more follows.
+
+    `turn_ends` are the ids known to end turns, `openings` those that open the model's own.
+    """
+    following, closing = specials(continued), specials(closed)
+    shared = common_length(continued, closed)
+    own = [token for token in following if token.end <= shared]
+    if own:
+        ends = [i for i, token in enumerate(own) if token.id in turn_ends]
+        opens = not ends and len(following) > len(own)
+        return Ending(own[0].start, len(own) + opens, ends[-1] if ends else None, opens)
+    if not closing:
+        words = len(closed.rstrip())
+        if not continued.startswith(closed[:words]):
+            return None
+        return Ending(following[0].start, 1, None, opens=True) if following else Ending(words, 0, None)
+    if len(following) < 2 or closed[: closing[0].start] != continued[: following[0].start] or following[0].id in openings:
+        return None
+    # Another token stands where the reply's end was: an end as well only if the next message opens right after it.
+    if continued[following[0].end : following[1].start].strip():
+        return None
+    return Ending(following[0].start, 1, 0, closed_as=closing[0].id)
+
+
+def missing(ending: Ending, sampled: Sequence[int], rest: Sequence[int], special: Callable[[int], bool], end_ids: frozenset[int]) -> int:
+    """How many ids of `rest`, the continued text from `ending.at` on, the sampled ids hold already.
+
+    What is left of `rest` is to be appended. The longest end of `sampled` that is
+    also part of the ending counts; end tokens that were sampled past it do not
+    undo it. Else the reply never ended, and its turn's end is appended with what follows.
+    """
+    starts = [i for i, token in enumerate(rest) if special(token)][: ending.count]
+    held = list(sampled[-_LOOK_BACK:])
+    while held:
+        found = [i + n for i in starts for n in range(len(held), 0, -1) if _same(held[-n:], rest[i : i + n], i == 0, ending.closed_as)]
+        if found:
+            return max(found)
+        if held[-1] not in end_ids:
+            break
+        held.pop()
+    if not starts:
+        return 0
+    if ending.end is not None:
+        return starts[ending.end]
+    # The control tokens before the next message's opening are part of the reply's last call.
+    return starts[-1] if ending.opens else starts[-1] + 1
+
+
+def common_length(left: str, right: str) -> int:
+    """How many characters both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+def _same(held: Sequence[int], rest: Sequence[int], first: bool, closed_as: int | None) -> bool:
+    if list(held) == list(rest):
+        return True
+    return first and closed_as is not None and len(rest) > 0 and held[0] == closed_as and list(held[1:]) == list(rest[1:])

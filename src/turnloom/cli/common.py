@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,12 +16,19 @@ import typer
 
 from turnloom.core.dump import escaped
 from turnloom.core.tree import Tree
+from turnloom.core.unroll import Overlong
 from turnloom.errors import ConfigError
 from turnloom.gateway.session import Session
 from turnloom.store.contract import SessionRow, Store
 from turnloom.store.sqlite import SQLiteStore
 
 T = TypeVar("T")
+
+
+class HistoryPolicy(StrEnum):
+    SAMPLED = "sampled"
+    TEMPLATE = "template"
+
 
 DEFAULT_STORE = Path("turnloom.db")
 
@@ -34,6 +42,17 @@ TokenizerOption = Annotated[
 ToolFormatOption = Annotated[
     str, typer.Option("--tool-format", help="How the model writes tool calls: auto, hermes, qwen3_coder, none, or package.module:Name.")
 ]
+MatchingOption = Annotated[
+    str, typer.Option("--matching", help="When an echoed reply is the recorded one: canonical, strict, or package.module:name.")
+]
+HistoryOption = Annotated[
+    HistoryPolicy, typer.Option("--history", help="sampled: append to the ids held. template: render every request whole.")
+]
+RealignOption = Annotated[
+    int,
+    typer.Option("--realign", help="With --history template: sampled ids of the last reply that may give way to the template's.", min=0),
+]
+OverlongOption = Annotated[Overlong, typer.Option("--overlong", help="What becomes of a sample with more tokens.")]
 
 
 def say(text: str, *, bold: bool = False) -> None:

@@ -8,8 +8,20 @@ from typing import Annotated
 
 import typer
 
-from turnloom.cli.common import EngineOption, TokenizerOption, ToolFormatOption, run_async, say
+from turnloom.cli.common import (
+    EngineOption,
+    HistoryOption,
+    HistoryPolicy,
+    MatchingOption,
+    OverlongOption,
+    RealignOption,
+    TokenizerOption,
+    ToolFormatOption,
+    run_async,
+    say,
+)
 from turnloom.core.credit import weigh
+from turnloom.core.unroll import Longest, Overlong
 from turnloom.errors import ConfigError
 from turnloom.export.registry import export
 from turnloom.gateway.api import Gateway
@@ -38,9 +50,14 @@ def run(
     concurrency: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 4,
     time_budget: Annotated[float, typer.Option(help="Seconds that an agent may take.", min=1)] = 600.0,
     tool_format: ToolFormatOption = "auto",
+    matching: MatchingOption = "canonical",
+    history: HistoryOption = HistoryPolicy.SAMPLED,
+    realign: RealignOption = 0,
     temperature: Annotated[float, typer.Option(help="Pinned for every turn.", min=0)] = 1.0,
     max_turns: Annotated[int | None, typer.Option(help="Turns a rollout may take.", min=1)] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens a turn may sample.", min=1)] = None,
+    max_sample_tokens: Annotated[int | None, typer.Option(help="Tokens of a sample.", min=2)] = None,
+    overlong: OverlongOption = Overlong.TRUNCATE,
     argv: Annotated[
         list[str] | None,
         typer.Option("--arg", help="A word more for the agent's command line; for `command`, all of it. Repeatable."),
@@ -58,6 +75,10 @@ def run(
         tokenizer,
         store=store_in(out),
         tool_format=tool_format,
+        matching=matching,
+        history=history.value,
+        realign=realign,
+        longest=Longest(max_sample_tokens, overlong),
         sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
         limits=Limits(max_turns=max_turns),
     )

@@ -10,7 +10,19 @@ from typing import Annotated
 
 import typer
 
-from turnloom.cli.common import DEFAULT_STORE, EngineOption, StoreOption, TokenizerOption, ToolFormatOption, run_async, say
+from turnloom.cli.common import (
+    DEFAULT_STORE,
+    EngineOption,
+    HistoryOption,
+    HistoryPolicy,
+    MatchingOption,
+    RealignOption,
+    StoreOption,
+    TokenizerOption,
+    ToolFormatOption,
+    run_async,
+    say,
+)
 from turnloom.errors import ConfigError
 from turnloom.gateway.api import Gateway
 from turnloom.store.contract import Limits
@@ -36,6 +48,9 @@ def serve(
         str, typer.Option(envvar="TURNLOOM_ADMIN_KEY", help="Opens the admin API. Default: a new one, printed.", show_default=False)
     ] = "",
     tool_format: ToolFormatOption = "auto",
+    matching: MatchingOption = "canonical",
+    history: HistoryOption = HistoryPolicy.SAMPLED,
+    realign: RealignOption = 0,
     temperature: Annotated[float, typer.Option(help="Pinned for every session that sets none.", min=0)] = 1.0,
     top_p: Annotated[float, typer.Option(help="Pinned for every session that sets none; 1 is off.", min=0, max=1)] = 1.0,
     top_k: Annotated[int, typer.Option(help="Pinned for every session that sets none; -1 is off.")] = -1,
@@ -59,6 +74,9 @@ def serve(
         host=host,
         port=port,
         tool_format=tool_format,
+        matching=matching,
+        history=history.value,
+        realign=realign,
         sampling=Sampling(temperature, top_p, top_k),
         limits=Limits(max_turns=max_turns, max_context=max_context),
         admin_key=key,

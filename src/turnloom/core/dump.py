@@ -72,13 +72,16 @@ def runs(values: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def summary(tree: Tree) -> dict[str, Any]:
-    """Counts for status pages: turns by outcome, tokens, lineages, forks by reason."""
+    """Counts for status pages: turns by outcome, tokens, lineages, forks by reason, and the tokens that those had encoded."""
     outcomes: dict[str, int] = {}
     forks: dict[str, int] = {}
+    reencoded: dict[str, int] = {}
     for turn in tree.turns.values():
         outcomes[turn.outcome.value] = outcomes.get(turn.outcome.value, 0) + 1
         if turn.fork:
-            forks[turn.fork.kind.value] = forks.get(turn.fork.kind.value, 0) + 1
+            kind = turn.fork.kind.value
+            forks[kind] = forks.get(kind, 0) + 1
+            reencoded[kind] = reencoded.get(kind, 0) + len(turn.appended)
     return {
         "turns": len(tree.turns),
         "outcomes": outcomes,
@@ -86,6 +89,7 @@ def summary(tree: Tree) -> dict[str, Any]:
         "sampled_tokens": sum(len(t.output) for t in tree.turns.values()),
         "lineages": lineage_count(tree),
         "forks": forks,
+        "reencoded_tokens": reencoded,
     }
 
 

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from turnloom.core.dump import summary
 from turnloom.core.match import Matcher
+from turnloom.core.unroll import UNLIMITED, Longest
 from turnloom.engine.contract import Engine
 from turnloom.engine.open import open_engine
 from turnloom.errors import ConfigError
@@ -43,8 +44,9 @@ _NOT_STARTED = "the gateway is not started; use `async with Gateway(...)` or `wi
 class SessionHandle:
     """One open session. `base_url` is where an Anthropic client points, `key` its API key."""
 
-    def __init__(self, session: Session, key: str, origin: str) -> None:
+    def __init__(self, session: Session, key: str, origin: str, longest: Longest = UNLIMITED) -> None:
         self._session = session
+        self._longest = longest
         self.id = session.row.id
         self.key = key
         spelled = session_urls(origin, key)
@@ -57,7 +59,7 @@ class SessionHandle:
         return await self.samples()
 
     async def samples(self) -> list[Sample]:
-        return list(self._session.unroll().samples)
+        return list(self._session.unroll(self._longest).samples)
 
     async def stats(self) -> dict[str, int]:
         """Counts so far: turns (those in flight too), sampled tokens, lineages, forks."""
@@ -78,8 +80,9 @@ class Gateway:
     to take what the engine names. `store` is a SQLite file, a Store, or None for
     memory. `matching` says when an echoed reply is the recorded one (`canonical`,
     `strict`, `package.module:name`, or a Matcher), `history` and `realign` which
-    tokens go on from it (`gateway.policy.History`). Use as an async context
-    manager, or `Gateway.background(...)` as a plain one from code that is not async.
+    tokens go on from it (`gateway.policy.History`), `longest` how long a handle's
+    samples may be. Use as an async context manager, or `Gateway.background(...)`
+    as a plain one from code that is not async.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Gateway:
         matching: str | Matcher = "canonical",
         history: Literal["sampled", "template"] = "sampled",
         realign: int = 0,
+        longest: Longest = UNLIMITED,
         template_kwargs: Mapping[str, Any] | None = None,
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
         limits: Limits = Limits(),  # noqa: B008 (frozen)
@@ -106,7 +110,7 @@ class Gateway:
         self._store: Store = MemoryStore() if store is None else SQLiteStore(store) if isinstance(store, str | Path) else store
         self._host, self._port = host, port
         self._tool_format = tool_format
-        self._matcher, self._history = load_matcher(matching), History(history, realign)
+        self._matcher, self._history, self._longest = load_matcher(matching), History(history, realign), longest
         self._template_kwargs = template_kwargs
         self._sampling, self._limits = sampling, limits
         self._admin_key = admin_key
@@ -198,7 +202,7 @@ class Gateway:
         session, key = await self._running().open(
             session_id=id, sampling=sampling, limits=limits, group=group, rollout=rollout, labels=labels, metadata=metadata
         )
-        return SessionHandle(session, key, self.url)
+        return SessionHandle(session, key, self.url, self._longest)
 
     async def session(self, session_id: str) -> Session:
         """The live session: its tree and its samples. Raises NotFound."""

@@ -42,10 +42,18 @@ def explain(tree: Tree, pending: Pending, prompt: IntArray | None = None, decode
 
 
 def compare(fork: Fork, recorded: IntArray, prompt: IntArray, decode: Decode) -> Fork:
-    """The fork with the first id that differs and the text from there on, recorded and as it came."""
+    """The fork with the first id that differs and the text from there on, recorded and as it came.
+
+    Where both sides begin with the same text, the detail shows how each splits it.
+    """
     at = agreement(recorded, prompt)
-    before, now = (decode(part[at : at + SHOWN_TOKENS].tolist()) for part in (recorded, prompt))
-    return replace(fork, token_index=at, recorded=before, came=now)
+    sides = [part[at : at + SHOWN_TOKENS].tolist() for part in (recorded, prompt)]
+    before, now = map(decode, sides)
+    detail = fork.detail
+    if before and now and (before.startswith(now) or now.startswith(before)):
+        split = ["|".join(decode([token]) for token in side[:4]) for side in sides]
+        detail += f"; the same text in other tokens: recorded {split[0]!r}, came {split[1]!r}"
+    return replace(fork, detail=detail, token_index=at, recorded=before, came=now)
 
 
 def _shared_sequence(tree: Tree, pending: Pending) -> Found:

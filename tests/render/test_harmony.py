@@ -331,11 +331,10 @@ def test_results_of_several_calls_follow_their_calls_under_the_right_names() -> 
         + made.format("g", '{"b":2}')
         + f"<|start|>functions.g{header}of g<|end|><|start|>user<|message|>and?<|end|><|start|>assistant"
     )
-    bridged = shown(renderer().bridge(assistant("", *calls), sampled("<|channel|>x<|message|>{}<|call|>"), [*answers, user("and?")], ()))
-    assert (
-        bridged
-        == f"<|start|>functions.f{header}of f<|end|><|start|>functions.g{header}of g<|end|><|start|>user<|message|>and?<|end|><|start|>assistant"
-    )
+    output = sampled("<|channel|>x<|message|>{}<|call|>")
+    bridged = shown(renderer().bridge(assistant("", *calls), output, [*answers, user("and?")], ()))
+    answered = f"<|start|>functions.f{header}of f<|end|><|start|>functions.g{header}of g<|end|>"
+    assert bridged == f"{answered}<|start|>user<|message|>and?<|end|><|start|>assistant"
 
 
 def test_a_result_of_no_known_call_is_refused() -> None:

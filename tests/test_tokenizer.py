@@ -236,13 +236,13 @@ def test_a_gguf_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
     file.write_bytes(
         gguf(
             tokenizer__ggml__model="gpt2",
-            tokenizer__ggml__pre="llama-bpe",
+            tokenizer__ggml__pre="deepseek-llm",
             tokenizer__ggml__tokens=["a"],
             tokenizer__ggml__token_type=[1],
             tokenizer__ggml__merges=["a a"],
         )
     )
-    with pytest.raises(ConfigError, match="'gpt2' with pre-tokenizer 'llama-bpe'"):
+    with pytest.raises(ConfigError, match="'gpt2' with pre-tokenizer 'deepseek-llm'"):
         load_tokenizer(file)
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(ConfigError, match="as a GGUF file"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from turnloom.errors import ConfigError, RenderError
@@ -14,10 +16,11 @@ TOOLS = [{"type": "function", "function": {"name": "f", "description": "d", "par
 
 
 def rendered(tokenizer: HFTokenizer, **kwargs: object) -> str:
-    """A user's turn, as text or as blocks: some templates take only the one, some only the other."""
-    for content in CONTENTS:
+    """A short conversation as text or as blocks, with tools or without: some templates take only the one, some only the other."""
+    for content, tools in itertools.product(CONTENTS, (None, TOOLS)):
+        said = [{"role": role, "content": content} for role in ("user", "assistant", "user")]
         try:
-            text = tokenizer.apply_template([{"role": "user", "content": content}], None, generation_prompt=True, **kwargs)
+            text = tokenizer.apply_template(said, tools, generation_prompt=True, **kwargs)
         except RenderError:
             continue
         if "hi" in text:
@@ -27,6 +30,7 @@ def rendered(tokenizer: HFTokenizer, **kwargs: object) -> str:
 
 def test_the_corpus_is_large_and_its_names_are_its_own() -> None:
     assert sum(entry.source == "trl" for entry in ENTRIES) >= 37
+    assert sum(entry.source == "llama.cpp" for entry in ENTRIES) >= 10
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
     with pytest.raises(ConfigError, match="no template 'trl/qwen9'"):
         entry("trl/qwen9")

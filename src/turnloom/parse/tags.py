@@ -51,7 +51,7 @@ class TagParser:
         markup: Markup = _TOOL_CALL,
     ) -> None:
         self.records: list[CallRecord] = []
-        self._markup = markup
+        self.markup = markup
         self._tools = {tool.name: tool for tool in tools}
         self._bodies = tuple(bodies) if tools else ()
         self._events: list[ParseEvent] = []
@@ -163,20 +163,20 @@ class TagParser:
         tags = self._tags()
         at, tag = find_tag(window, tags, start)
         stop = before_newline(window, start, at if tag else ready(window, start, tags)) if tags else len(window)
-        if tag in self._markup.section_closes:
+        if tag in self.markup.section_closes:
             return self._close_section(window[start:at], tag, at + len(tag))
         self._show(window[start:stop])
         if not tag:
             return stop
-        self._open(self._section if tag in self._markup.section_opens else self._opened, tag, self._at + at, window[stop:at])
+        self._open(self._section if tag in self.markup.section_opens else self._opened, tag, self._at + at, window[stop:at])
         return at + len(tag)
 
     def _tags(self) -> tuple[str, ...]:
         """What may be a tag in visible text, as things stand."""
         if not self._bodies:
             return ()
-        calls = (self._markup.open,) if self._markup.bare or self._in_section else ()
-        return calls + self._markup.section_opens + (self._markup.section_closes if self._after_call or self._in_section else ())
+        calls = (self.markup.open,) if self.markup.bare or self._in_section else ()
+        return calls + self.markup.section_opens + (self.markup.section_closes if self._after_call or self._in_section else ())
 
     def _show(self, text: str) -> None:
         """Visible text."""
@@ -185,14 +185,20 @@ class TagParser:
 
     def _open(self, state: _State, tag: str, at: int, lead: str) -> None:
         self._state, self._start_at, self._lead, self._lead_text, self._after_call = state, at, lead, "", False
-        self._ends = (self._markup.close,)
+        self._ends = (self.markup.close,)
         self._keep(tag)
 
     def _close_section(self, before: str, tag: str, end: int) -> int:
         framing = self._after_call and not before.strip(_BLANK)
         self._emit(before.removesuffix("\n") if framing else before + tag)
         self._in_section, self._after_call, self._newlines = False, False, int(framing)
+        self._state = self._resumed
         return end
+
+    def _resumed(self, window: str) -> int:
+        """Text again: what follows in the same window is looked at anew."""
+        self._state = self._text
+        return 0
 
     def _skip_newlines(self, window: str) -> int:
         skipped = 0
@@ -211,16 +217,16 @@ class TagParser:
         rest = window.lstrip(_BLANK)
         blanks = len(window) - len(rest)
         self._keep(window[:blanks])
-        if rest.startswith(self._markup.open):
+        if rest.startswith(self.markup.open):
             section = self._raw()
             self._pieces, self._size = [], 0
             inner = section[len(section.rstrip(_BLANK)) :].removeprefix("\n").removesuffix("\n")
-            self._open(self._opened, self._markup.open, self._start_at + len(section), self._lead + section)
+            self._open(self._opened, self.markup.open, self._start_at + len(section), self._lead + section)
             self._lead_text, self._in_section = inner, True
-            return blanks + len(self._markup.open)
-        if not self._markup.open.startswith(rest):
+            return blanks + len(self.markup.open)
+        if not self.markup.open.startswith(rest):
             raw = self._raw()
-            self._ends = tuple(closer for opener, closer in self._markup.sections if raw.startswith(opener))
+            self._ends = tuple(closer for opener, closer in self.markup.sections if raw.startswith(opener))
             self._break(raw, CallStatus.MALFORMED, restart=True)
         return blanks
 
@@ -251,10 +257,10 @@ class TagParser:
 
     def _broken(self, window: str) -> int:
         """Text for certain; only its end is looked for: its closing tag, else its section's, else another opening."""
-        opens = self._markup.section_opens
-        if self._markup.bare or self._in_section:
-            opens += (self._markup.open,)
-        tags = self._ends + self._markup.section_closes + (opens if self._restart else ())
+        opens = self.markup.section_opens
+        if self.markup.bare or self._in_section:
+            opens += (self.markup.open,)
+        tags = self._ends + self.markup.section_closes + (opens if self._restart else ())
         at, tag = find_tag(window, tags)
         if tag in self._ends:
             stop, status = at + len(tag), self._fault

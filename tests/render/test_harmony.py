@@ -169,7 +169,7 @@ def without_dropped(messages: list[Message]) -> list[Message]:
 
 
 @given(conversations(), tools, st.sampled_from(["low", "medium", "high"]), text)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_whole_prompt_has_the_ids_that_the_package_gives(messages: list[Message], declared: list[Tool], effort: str, who: str) -> None:
     harmony()
     day = HarmonySettings(effort, "2025-06-28", model_identity=who)
@@ -178,7 +178,7 @@ def test_a_whole_prompt_has_the_ids_that_the_package_gives(messages: list[Messag
 
 
 @given(tools.filter(bool))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_tools_have_the_ids_that_the_package_gives(declared: list[Tool]) -> None:
     harmony()
     assert renderer().render([user("a")], declared).ids.tolist() == theirs([user("a")], declared)
@@ -260,7 +260,7 @@ def skeleton(sequence: list[int]) -> list[str]:
 
 
 @given(conversations(), st.lists(st.sampled_from(["as trained", "as trained", "length", "<|endoftext|>"]), min_size=9, max_size=9))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_bridged_session_reads_as_the_package_writes_the_whole_of_it(messages: list[Message], endings: list[str]) -> None:
     """Laws 1 and 9. As trained a reply ends in `<|return|>` where history has `<|end|>`; one cut short gets `<|end|>`."""
     harmony()

@@ -17,7 +17,7 @@ from turnloom.core.dump import summary
 from turnloom.core.unroll import Unrolled
 from turnloom.export.check import check_samples
 from turnloom.gateway.session import Session
-from turnloom.testing.scripted_engine import Reply, Script
+from turnloom.testing.scripted_engine import Fault, Reply, Script
 from turnloom.testing.tokenizers import qwen_tokenizer
 from turnloom.types import Message, ToolCall
 
@@ -361,3 +361,25 @@ async def test_consecutive_tool_results() -> None:
     places = [text.index(f"result {i}") for i in range(3)]
     assert places == sorted(places)
     assert text.count("<|im_start|>user") == 3, "the results stand in one user turn, as the template has it"
+
+
+async def test_a_reply_that_was_cut_off_and_continued_by_the_client() -> None:
+    """The engine dies in the middle of a stream; the client keeps what it got and says so. The model goes on from all it wrote."""
+    long = "One two three four five six seven eight nine ten eleven twelve."
+    async with chat([Reply(long, fault=Fault.ABORT), "Thirteen."]) as c:
+        c.body["messages"].append({"role": "user", "content": "Count."})
+        cut = await c.bench.post({**c.body, "stream": True})
+        text = "".join(data["delta"].get("text", "") for name, data in cut.events if name == "content_block_delta")
+        assert cut.events[-1][0] == "error"
+        assert text.startswith("One")
+        c.body["messages"].append({"role": "assistant", "content": text[:-3]})
+        await c.say("You were cut off. Go on.")
+        session = await c.bench.session()
+        found = session.unroll()
+    first, second = session.tree.turns.values()
+    assert (second.base, second.fork, second.respelled) == (first.id, None, 1)
+    assert [(u.turn_id, u.reason) for u in found.untrained] == [(first.id, "outcome aborted")]
+    (sample,) = found.samples
+    assert sample.statuses["aborted"] == sample.statuses["respelled_calls"] == 1
+    assert int(sample.loss_mask.sum()) == len(second.output)
+    assert check_samples(found.samples).ok

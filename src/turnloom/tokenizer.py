@@ -108,7 +108,7 @@ class HFTokenizer:
             # A key whose value is None is dropped, as apply_chat_template does: templates print it or fail on it.
             rendered, _ = render_jinja_template(
                 conversations=[[{key: value for key, value in message.items() if value is not None} for message in messages]],
-                tools=[dict(tool) for tool in tools] if tools else None,
+                tools=[dict(tool) for tool in tools] if tools is not None else None,
                 chat_template=template,
                 add_generation_prompt=generation_prompt,
                 **{**self._special, **kwargs},

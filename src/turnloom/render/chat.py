@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from turnloom.render.quirks import Item, Quirk, Traits
+from turnloom.render.quirks import Item, Quirk, Traits, probe_call, probe_result
 from turnloom.render.shield import Shield
 from turnloom.types import Message, ToolCall, ToolResult
 
@@ -28,14 +28,19 @@ _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 class ChatWriter:
-    """Writes one request's messages. `follows` is the reply that they come after, where it is not among them."""
+    """Writes one request's messages.
 
-    def __init__(self, traits: Traits, shield: Shield, follows: Message | None = None) -> None:
+    `follows` is the reply that they come after, where it is not among them, and
+    `calls_before` how many calls the history before that reply has.
+    """
+
+    def __init__(self, traits: Traits, shield: Shield, follows: Message | None = None, calls_before: int = 0) -> None:
         self._traits = traits
         self._shield = shield
         self._calls: dict[str, ToolCall] = {}
         self._shown_ids: dict[str, str] = {}
         self._follows = follows
+        self._calls_before = calls_before
         if follows:
             self._know(follows)
 
@@ -57,8 +62,14 @@ class ChatWriter:
             chat = _fold_late_system(chat, keep_first=False)
         return self._alternating(chat)
 
-    def stand_in(self, anchor: str) -> Item:
-        """The reply that is followed, saying nothing but the anchor, which is its last word."""
+    def stand_in(self, anchor: str) -> list[Item]:
+        """A short history that ends in the reply that is followed, saying nothing but the anchor, which is its last word."""
+        quirks = self._traits.quirks
+        rounds = range(self._calls_before if Quirk.COUNTS_CALLS in quirks else 0)
+        earlier = [item for i in rounds for item in (probe_call(quirks, ".", first=i), probe_result(quirks, ".", i))]
+        return [{"role": "user", "content": "."}, *earlier, self._anchored(anchor)]
+
+    def _anchored(self, anchor: str) -> Item:
         calls = self._follows.calls if self._follows and Quirk.CALLS_AS_TEXT not in self._traits else ()
         if not calls:
             return {"role": "assistant", "content": anchor}
@@ -112,7 +123,7 @@ class ChatWriter:
     def _know(self, message: Message) -> None:
         for call in message.calls:
             if Quirk.FUNCTION_IDS in self._traits:
-                self._shown_ids[call.id] = call.written or f"functions.{call.name}:{len(self._shown_ids)}"
+                self._shown_ids[call.id] = call.written or f"functions.{call.name}:{self._calls_before + len(self._shown_ids)}"
             self._calls[call.id] = call
 
     def _shown(self, call_id: str) -> str:

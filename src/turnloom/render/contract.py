@@ -73,6 +73,11 @@ class Renderer(Protocol):
         """The whole prompt with the generation prompt. Raises RenderError."""
         ...
 
-    def bridge(self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool]) -> Rendered | Unbridgeable:
-        """Only the ids to append after a held reply that was sampled as `output`. Raises RenderError."""
+    def bridge(
+        self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool], *, calls_before: int = 0
+    ) -> Rendered | Unbridgeable:
+        """Only the ids to append after a held reply that was sampled as `output`. Raises RenderError.
+
+        `calls_before` is how many tool calls the history before the reply has: some templates number them.
+        """
         ...

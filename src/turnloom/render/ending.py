@@ -16,21 +16,21 @@ _LOOK_BACK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Special:
-    """A special token in a text: characters [start, end) spell the token `id`."""
+class Control:
+    """A control token in a text: characters [start, end) spell the token `id`."""
 
     start: int
     end: int
     id: int
 
 
-Specials = Callable[[str], Sequence[Special]]
-"""Every special token of a text, in order."""
+Controls = Callable[[str], Sequence[Control]]
+"""Every control token of a text, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The special tokens that end a reply, in the continued text.
+    """The control tokens that end a reply, in the continued text.
 
     `at` is the character where the first of them starts, or where the reply's
     words end if there is none; `count` how many there are; `end` which of them, from 0, ends the turn: None where none does and the
@@ -46,39 +46,45 @@ class Ending:
     closed_as: int | None = None
 
 
-def find_ending(continued: str, closed: str, specials: Specials, turn_ends: frozenset[int], openings: frozenset[int]) -> Ending | None:
+def find_ending(continued: str, closed: str, controls: Controls, turn_ends: frozenset[int], openings: frozenset[int]) -> Ending | None:
     """Both texts begin after the reply's last word. None: the template ends a reply differently once more follows.
 
     `turn_ends` are the ids known to end turns, `openings` those that open the model's own.
     """
-    following, closing = specials(continued), specials(closed)
+    following, closing = controls(continued), controls(closed)
     shared = common_length(continued, closed)
     own = [token for token in following if token.end <= shared]
     if own:
         ends = [i for i, token in enumerate(own) if token.id in turn_ends]
-        opens = not ends and len(following) > len(own)
-        return Ending(own[0].start, len(own) + opens, ends[-1] if ends else None, opens)
+        if ends:
+            # Both may go on alike past the end: some templates always write a generation prompt.
+            return Ending(own[0].start, ends[-1] + 1, ends[-1])
+        opens = len(following) > len(own)
+        return Ending(own[0].start, len(own) + opens, None, opens)
     if not closing:
         words = len(closed.rstrip())
         if not continued.startswith(closed[:words]):
             return None
         return Ending(following[0].start, 1, None, opens=True) if following else Ending(words, 0, None)
-    if len(following) < 2 or closed[: closing[0].start] != continued[: following[0].start] or following[0].id in openings:
+    if not following or closed[: closing[0].start].rstrip() != continued[: following[0].start].rstrip():
         return None
+    first = following[0]
+    if first.id == closing[0].id:
+        return Ending(first.start, 1, 0)
     # Another token stands where the reply's end was: an end as well only if the next message opens right after it.
-    if continued[following[0].end : following[1].start].strip():
+    if first.id in openings or len(following) < 2 or continued[first.end : following[1].start].strip():
         return None
-    return Ending(following[0].start, 1, 0, closed_as=closing[0].id)
+    return Ending(first.start, 1, 0, closed_as=closing[0].id)
 
 
-def missing(ending: Ending, sampled: Sequence[int], rest: Sequence[int], special: Callable[[int], bool], end_ids: frozenset[int]) -> int:
+def missing(ending: Ending, sampled: Sequence[int], rest: Sequence[int], is_control: Callable[[int], bool], end_ids: frozenset[int]) -> int:
     """How many ids of `rest`, the continued text from `ending.at` on, the sampled ids hold already.
 
     What is left of `rest` is to be appended. The longest end of `sampled` that is
     also part of the ending counts; end tokens that were sampled past it do not
     undo it. Else the reply never ended, and its turn's end is appended with what follows.
     """
-    starts = [i for i, token in enumerate(rest) if special(token)][: ending.count]
+    starts = [i for i, token in enumerate(rest) if is_control(token)][: ending.count]
     held = list(sampled[-_LOOK_BACK:])
     while held:
         found = [i + n for i in starts for n in range(len(held), 0, -1) if _same(held[-n:], rest[i : i + n], i == 0, ending.closed_as)]

@@ -93,7 +93,9 @@ class HarmonyRenderer:
             prefix.append(_Said("developer", "\n\n".join(filter(None, [first, tools_section(tools) if tools else ""]))))
         return self._written(prefix + said)
 
-    def bridge(self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool]) -> Rendered | Unbridgeable:
+    def bridge(
+        self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool], *, calls_before: int = 0
+    ) -> Rendered | Unbridgeable:
         """Closes what `output` left open, then appends the new messages. Sampled ids stay, a `<|return|>` too."""
         try:
             said = _flat(new, reply.calls)

@@ -69,7 +69,9 @@ class PackageRenderer:
             raise RenderError(f"the package renderers does not show the tool {tool.name!r}; use renderer `template`")
         return Rendered(ids(whole), reasoning_open(text), escaped)
 
-    def bridge(self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool]) -> Rendered | Unbridgeable:
+    def bridge(
+        self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool], *, calls_before: int = 0
+    ) -> Rendered | Unbridgeable:
         shield = self._shield([reply, *new], tools)
         chat, sampled = _chat(new, shield, reply), [int(index) for index in output]
         appended: list[int] | None = None

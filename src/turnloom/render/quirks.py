@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,8 +20,6 @@ Apply = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | Non
 """(chat, tools, with the generation prompt) -> the template's text. Raises RenderError."""
 
 WORD = "probed"
-LONG_ID = "call_0123456789abcdef"
-NINE_ID = "call00000"
 PROBE_TOOL = {
     "type": "function",
     "function": {
@@ -35,6 +33,8 @@ PROBE_TOOL = {
 class Quirk(StrEnum):
     CONTENT_BLOCKS = "content_blocks"
     """Content is shown only as a list of blocks, so it is given as one."""
+    EMPTY_TOOLS = "empty_tools"
+    """The template reads a list of tools even where there is none, so it is given an empty one."""
     TOOLS_AS_TEXT = "tools_as_text"
     """No place for tools: they are described in the system message, with calls in the hermes spelling."""
     CALLS_AS_TEXT = "calls_as_text"
@@ -49,6 +49,8 @@ class Quirk(StrEnum):
     """Call ids are read as `functions.NAME:INDEX`: the id that the model wrote, or one of that form."""
     ONE_CALL = "one_call"
     """One call a message: a reply with several is shown as several, each before its result."""
+    COUNTS_CALLS = "counts_calls"
+    """What is written after a call depends on how many calls came before it: a bridge's stand-in history has as many."""
     SYSTEM_IN_USER = "system_in_user"
     """No system message: it stands in front of the first user message."""
     LATE_SYSTEM_FOLDED = "late_system_folded"
@@ -82,16 +84,23 @@ def find_traits(template: Apply) -> Traits:
     if not shows(_user(WORD)) and shows([{"role": "user", "content": as_blocks(WORD)}]):
         found.add(Quirk.CONTENT_BLOCKS)
         template = _in_blocks(template)
+    if not shows(_user(WORD)) and shows(_user(WORD), ()):
+        found.add(Quirk.EMPTY_TOOLS)
+        template = _with_a_list(template)
     if "described" not in _ask(template, _user("."), [PROBE_TOOL], True):
         found.add(Quirk.TOOLS_AS_TEXT)
     tools = None if Quirk.TOOLS_AS_TEXT in found else [PROBE_TOOL]
     found |= _call_quirks(template, tools)
     call = probe_call(found, ".")
-    result = {"role": "tool", "content": WORD, "tool_call_id": call_id(found), "name": "probe_tool"}
-    if not shows([*_user("."), call, result], tools):
+    dull = probe_result(found, ".")
+    if not shows([*_user("."), call, probe_result(found, WORD)], tools):
         found.add(Quirk.RESULTS_AS_TEXT)
-    elif not shows([*_user("."), call, {**result, "content": "."}, *_user(WORD)], tools):
+    elif not shows([*_user("."), call, dull, *_user(WORD)], tools):
         found.add(Quirk.USER_IN_RESULT)
+    first = [*_user("."), probe_call(found, WORD), dull]
+    second = [*_user("."), call, dull, probe_call(found, WORD, first=1), probe_result(found, ".", 1)]
+    if len({_ask(template, chat, tools, True).partition(WORD)[2] for chat in (first, second)}) > 1:
+        found.add(Quirk.COUNTS_CALLS)
     if not shows([_system(WORD), *_user(".")]):
         found.add(Quirk.SYSTEM_IN_USER)
     late = [*_user("."), _said("opened"), _system(WORD), *_user(".")]
@@ -101,15 +110,13 @@ def find_traits(template: Apply) -> Traits:
         found.add(Quirk.USERS_MERGED)
     key = _reasoning_key(template, call, tools)
     spoken = {**call, "content": "words"}
-    after = [{**result, "content": "."}]
-    if _ask(template, [*_user("."), spoken, *after], tools, True) and not _ask(
-        template, [*_user("."), {**spoken, key: "."}, *after], tools, True
-    ):
+    thinking = {**spoken, key: "."}
+    if _ask(template, [*_user("."), spoken, dull], tools, True) and not _ask(template, [*_user("."), thinking, dull], tools, True):
         found.add(Quirk.REASONING_WITHOUT_CALLS)
     return Traits(frozenset(found), key)
 
 
-def probe_call(quirks: frozenset[Quirk] | set[Quirk], word: str, count: int = 1) -> Item:
+def probe_call(quirks: Collection[Quirk], word: str, count: int = 1, first: int = 0) -> Item:
     """An assistant message with calls, the last argument being `word`; a plain one where the template shows no calls."""
     if Quirk.CALLS_AS_TEXT in quirks:
         return _said(word)
@@ -118,12 +125,18 @@ def probe_call(quirks: frozenset[Quirk] | set[Quirk], word: str, count: int = 1)
         arguments: Any = {"a": word if i == count - 1 else "."}
         if Quirk.ARGUMENTS_AS_JSON in quirks:
             arguments = json.dumps(arguments, ensure_ascii=False)
-        calls.append({"type": "function", "id": call_id(quirks), "function": {"name": "probe_tool", "arguments": arguments}})
+        function = {"name": "probe_tool", "arguments": arguments}
+        calls.append({"type": "function", "id": probe_id(quirks, first + i), "function": function})
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def call_id(quirks: frozenset[Quirk] | set[Quirk]) -> str:
-    return NINE_ID if Quirk.NINE_LETTER_IDS in quirks else LONG_ID
+def probe_result(quirks: Collection[Quirk], text: str, number: int = 0) -> Item:
+    """The result of a probe's call."""
+    return {"role": "tool", "content": text, "tool_call_id": probe_id(quirks, number), "name": "probe_tool"}
+
+
+def probe_id(quirks: Collection[Quirk], number: int = 0) -> str:
+    return f"call{number:05d}" if Quirk.NINE_LETTER_IDS in quirks else f"call_0123456789{number:06d}"
 
 
 def as_blocks(text: str) -> list[Item]:
@@ -134,11 +147,10 @@ def _call_quirks(template: Apply, tools: Sequence[Mapping[str, Any]] | None) -> 
     """How a call has to be given for the template to show it as the model would write it."""
     ways: list[set[Quirk]] = [set(), {Quirk.NINE_LETTER_IDS}, {Quirk.ARGUMENTS_AS_JSON}, {Quirk.ARGUMENTS_AS_JSON, Quirk.NINE_LETTER_IDS}]
     for chosen in ways:
-        result = {"role": "tool", "content": ".", "tool_call_id": call_id(chosen), "name": "probe_tool"}
-        for after, prompt in (([], False), ([result], True)):
+        for after, prompt in (([], False), ([probe_result(chosen, ".")], True)):
             shown = _ask(template, [*_user("."), probe_call(chosen, WORD), *after], tools, prompt)
             if WORD in shown and "{'a'" not in shown:
-                if re.search(rf"<\|tool_call_begin\|>\s*{LONG_ID}", shown):
+                if re.search(rf"<\|tool_call_begin\|>\s*{probe_id(chosen)}", shown):
                     chosen.add(Quirk.FUNCTION_IDS)
                 if WORD not in _ask(template, [*_user("."), probe_call(chosen, WORD, 2), *after], tools, prompt):
                     chosen.add(Quirk.ONE_CALL)
@@ -164,6 +176,10 @@ def _ask(template: Apply, chat: Sequence[Mapping[str, Any]], tools: Sequence[Map
 
 def _in_blocks(template: Apply) -> Apply:
     return lambda chat, tools, prompt: template([with_blocks(m) for m in chat], tools, prompt)
+
+
+def _with_a_list(template: Apply) -> Apply:
+    return lambda chat, tools, prompt: template(chat, tools or (), prompt)
 
 
 def with_blocks(message: Mapping[str, Any]) -> Mapping[str, Any]:

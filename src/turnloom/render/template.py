@@ -21,7 +21,7 @@ from typing import Any, Literal
 from turnloom.errors import RenderError
 from turnloom.render.chat import ChatWriter
 from turnloom.render.contract import Rendered, Tokenizer, Unbridgeable
-from turnloom.render.ending import Special, common_length, find_ending, missing
+from turnloom.render.ending import Control, common_length, find_ending, missing
 from turnloom.render.quirks import Quirk, Traits, find_traits, with_blocks
 from turnloom.render.shield import MARK_SET, Shield
 from turnloom.types import Message, Text, Tool, ids
@@ -56,6 +56,7 @@ class ChatTemplateRenderer:
             cut_at = {tag for tag in _REASONING_TAGS if tag in tokenizer.chat_template}
             self._shielded = _any_of(sorted(cut_at.union(spellings), key=len, reverse=True))
             self._inner = {s[1:-1]: s for s in spellings if s[0] in "<[" and len(s) > 2}
+        self._spelling = {token: spelling for spelling, token in tokenizer.control_tokens.items()}
         self._own_marks = frozenset(tokenizer.chat_template) & MARK_SET
         self.traits = Traits(frozenset())
         self.traits = find_traits(self._apply)
@@ -73,8 +74,10 @@ class ChatTemplateRenderer:
         encoded, escaped = self._encode(text, shield)
         return Rendered(ids(encoded), reasoning_open(text), escaped)
 
-    def bridge(self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool]) -> Rendered | Unbridgeable:
-        text, shield = self._written((reply, *new), tools, lambda shield: self._continued(reply, new, shield))
+    def bridge(
+        self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool], *, calls_before: int = 0
+    ) -> Rendered | Unbridgeable:
+        text, shield = self._written((reply, *new), tools, lambda shield: self._continued(reply, new, shield, calls_before))
         _, found, after = text.partition(shield.anchor)
         if not found:
             return Unbridgeable("the template does not show the assistant message it is given")
@@ -84,25 +87,24 @@ class ChatTemplateRenderer:
         closed = self._closed(reply, shield)
         if closed is None:
             return Unbridgeable("the template does not show an assistant message that ends the history")
-        ending = find_ending(after, closed, self._specials, self.end_ids, self._openings)
+        ending = find_ending(after, closed, self._controls, self.end_ids, self._openings)
         if ending is None:
             return Unbridgeable("the template ends an assistant message differently once more follows")
         encoded, escaped = self._encode(after[ending.at :], shield, start=False)
-        skip = missing(ending, output, encoded, self.tokenizer.special_ids.__contains__, self.end_ids)
+        skip = missing(ending, output, encoded, self._spelling.__contains__, self.end_ids)
         return Rendered(ids(encoded[skip:]), reasoning_open(after), escaped)
 
     def _whole(self, messages: Sequence[Message], shield: Shield) -> str:
         return self._apply(ChatWriter(self.traits, shield).whole(messages), self._tools(shield), True)
 
-    def _continued(self, reply: Message, new: Sequence[Message], shield: Shield) -> str:
+    def _continued(self, reply: Message, new: Sequence[Message], shield: Shield, calls_before: int = 0) -> str:
         """A stand-in history whose last reply ends in the anchor, and what follows it."""
-        writer = ChatWriter(self.traits, shield, reply)
-        chat = [{"role": "user", "content": "."}, writer.stand_in(shield.anchor), *writer.after(new)]
-        return self._apply(chat, self._tools(shield), True)
+        writer = ChatWriter(self.traits, shield, reply, calls_before)
+        return self._apply([*writer.stand_in(shield.anchor), *writer.after(new)], self._tools(shield), True)
 
     def _closed(self, reply: Message, shield: Shield) -> str | None:
         """What the template writes after the anchor when nothing follows; None when it does not show the anchor."""
-        chat = [{"role": "user", "content": "."}, ChatWriter(self.traits, shield, reply).stand_in(shield.anchor)]
+        chat = ChatWriter(self.traits, shield, reply).stand_in(shield.anchor)
         try:
             _, found, after = self._apply(chat, self._tools(shield), False).partition(shield.anchor)
         except RenderError:
@@ -161,28 +163,30 @@ class ChatTemplateRenderer:
         except RenderError:
             return frozenset()
         closed = self._closed(reply, shield)
-        ending = find_ending(after, closed, self._specials, self.end_ids, self._openings) if closed is not None else None
+        ending = find_ending(after, closed, self._controls, self.end_ids, self._openings) if closed is not None else None
         if ending is None or ending.count <= ending.opens:
             return frozenset()
-        last = self._specials(after[ending.at :])[ending.count - 1 - ending.opens].id
-        return frozenset({last} if ending.closed_as is None else {last, ending.closed_as})
+        last = ending.end if ending.end is not None else ending.count - 1 - ending.opens
+        found = {self._controls(after[ending.at :])[last].id}
+        return frozenset(found if ending.closed_as is None else {*found, ending.closed_as})
 
     def _generation_prompt(self) -> frozenset[int]:
-        """The special tokens of the generation prompt."""
+        """The control tokens of the generation prompt."""
         try:
             without, with_it = (self._apply([{"role": "user", "content": "."}], None, prompt) for prompt in (False, True))
         except RenderError:
             return frozenset()
-        return frozenset(token.id for token in self._specials(with_it[common_length(without, with_it) :]))
+        return frozenset(token.id for token in self._controls(with_it[common_length(without, with_it) :]))
 
-    def _specials(self, text: str) -> list[Special]:
+    def _controls(self, text: str) -> list[Control]:
         found = self._control.finditer(text) if self._control else ()
-        tokens = [Special(m.start(), m.end(), self.tokenizer.control_tokens[m.group()]) for m in found]
-        return [token for token in tokens if token.id in self.tokenizer.special_ids]
+        return [Control(m.start(), m.end(), self.tokenizer.control_tokens[m.group()]) for m in found]
 
     def _apply(self, chat: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, prompt: bool) -> str:
         if Quirk.CONTENT_BLOCKS in self.traits:
             chat = [with_blocks(message) for message in chat]
+        if not tools and Quirk.EMPTY_TOOLS in self.traits:
+            tools = ()
         return self.tokenizer.apply_template(chat, tools, generation_prompt=prompt, **self._kwargs)
 
     def _encode(self, text: str, shield: Shield, *, start: bool = True) -> tuple[list[int], int]:

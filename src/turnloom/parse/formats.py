@@ -34,6 +34,7 @@ FORMATS: dict[str, Format] = {
         mistral.FORMAT,
         lfm2.FORMAT,
         phi4.FORMAT,
+        phi4.GRANITE,
         cohere.FORMAT,
         llama3.FORMAT,
         xml_body.FORMAT,

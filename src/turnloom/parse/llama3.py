@@ -262,4 +262,12 @@ def _build(tools: Sequence[Tool], reasoning_open: bool, reasoning: ReasoningTags
     return Llama3Parser(tools)
 
 
-FORMAT = Format("llama3", lambda template: "<|python_tag|>" in template or '{"name": function name, "parameters":' in template, _build)
+_SHOWN = '{"name": function name, "parameters":'
+
+
+def _taught(template: str) -> bool:
+    """Functionary has the tag as well, for code; its calls are tagged functions."""
+    return _SHOWN in template or (_TAG in template and "<function=" not in template)
+
+
+FORMAT = Format("llama3", _taught, _build)

@@ -1,4 +1,4 @@
-"""What Phi-4-mini writes: `<|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>`."""
+"""What Phi-4-mini writes, `<|tool_call|>[{"name": …, "arguments": {…}}, …]<|/tool_call|>`, and Granite 3, without the closing tag."""
 
 from __future__ import annotations
 
@@ -23,5 +23,10 @@ class Phi4Block(ValueBlock):
         return read_list(raw, self.value_at, self.value_end, tools, Keys())
 
 
+class GraniteBlock(Phi4Block):
+    tags = Tags("<|tool_call|>", "", CallStatus.INVALID_JSON)
+
+
 # Its template only shows the tags around the tools it lists.
-FORMAT = Format("phi4", lambda template: "<|tool_call|>" in template or "<|/tool|>" in template, blocks(Phi4Block))
+FORMAT = Format("phi4", lambda template: "<|/tool_call|>" in template or "<|/tool|>" in template, blocks(Phi4Block))
+GRANITE = Format("granite3", lambda template: "<|tool_call|>" in template, blocks(GraniteBlock))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import turnloom.parse
+from tests.parse.spelled import SPELLED
 from turnloom.parse.contract import CallEvent, ParseEvent, Parser, ReasoningDelta, TextDelta
 from turnloom.parse.formats import parser_factory
 from turnloom.types import CallStatus, Tool
@@ -130,7 +131,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
 }
 
 
-def handed_over(output: str, step: int) -> int:
+def handed_over(output: str, step: int, form: str = "hermes") -> int:
     """The characters in all string arguments of all calls within the package: what its functions were given to look at."""
     seen = 0
 
@@ -140,7 +141,7 @@ def handed_over(output: str, step: int) -> int:
             names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
             seen += 1 + sum(len(value) for name in names if isinstance(value := frame.f_locals[name], str))
 
-    parser = make()
+    parser = make(form)
     previous = sys.getprofile()
     sys.setprofile(count)
     try:
@@ -157,6 +158,43 @@ def handed_over(output: str, step: int) -> int:
 def test_work_is_linear_in_the_text(shape: str, step: int) -> None:
     small, large = SHAPES[shape](1500), SHAPES[shape](6000)
     assert handed_over(large, step) <= 1.5 * (len(large) / len(small)) * handed_over(small, step)
+
+
+def repeated(piece: str, n: int) -> str:
+    return piece * (n // len(piece))
+
+
+SPELLED_SHAPES: dict[str, Callable[[str, str, int], str]] = {
+    "a value": lambda head, tail, n: head + "x" * n + tail,
+    "less-than signs in a value": lambda head, tail, n: head + "<" * n + tail,
+    "ends in a value": lambda head, tail, n: head + repeated(tail, n),
+    "openings in a value": lambda head, tail, n: head + repeated(head, n),
+    "openings": lambda head, tail, n: repeated(head, n),
+    "good calls": lambda head, tail, n: repeated(head + tail, n),
+    "a name without an end": lambda head, tail, n: head[: head.index("bash")] + "x" * n,
+    "blanks after the first tag": lambda head, tail, n: head[: head.index(">") + 1] + "\n" * n,
+    "blanks after a call": lambda head, tail, n: head + tail + "\n" * n + "<",
+}
+
+
+@pytest.mark.parametrize("step", [1, 10**9], ids=["a character at a time", "all at once"])
+@pytest.mark.parametrize("shape", SPELLED_SHAPES)
+@pytest.mark.parametrize("form", ["glm", "deepseek_v3", "deepseek_v31", "kimi_k2", "minimax_m2", "deepseek_dsml"])
+def test_work_is_linear_in_the_text_of_other_formats(form: str, shape: str, step: int) -> None:
+    head, tail = SPELLED[form]([("bash", {"text": "VALUE"})]).split("VALUE")
+    small, large = (SPELLED_SHAPES[shape](head, tail, n) for n in (2100, 4200))
+    assert handed_over(large, step, form) <= 1.5 * (len(large) / len(small)) * handed_over(small, step, form)
+
+
+@pytest.mark.parametrize("form", SPELLED)
+def test_call_of_any_format_comes_out_once_its_end_is_certain(form: str) -> None:
+    """With its last character; an invoke, which could still be part of a value, with the tag after it."""
+    output = SPELLED[form]([("bash", {"text": "x"})])
+    parser = make(form)
+    came = [len([event for event in parser.feed(char) if isinstance(event, CallEvent)]) for char in output]
+    [record] = parser.records
+    end = len(output) if form in ("minimax_m2", "deepseek_dsml") else record.end
+    assert (came.index(1) + 1, sum(came)) == (end, 1)
 
 
 @pytest.mark.parametrize("shape", ["plain text", "a json string", "an xml value"])

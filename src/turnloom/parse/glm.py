@@ -77,7 +77,7 @@ class GlmBody(TagWalk):
         """A NAME, or a KEY up to its closing tag. One that is empty, too long or ends in a `>` is none."""
         prev, self._prev = self._prev, _Prev.OTHER
         bare = label.strip() if label is not None and not window.startswith(">", end) else ""
-        if prev is _Prev.BLOCK and (bare or window.startswith("<", end)):
+        if prev is _Prev.BLOCK and (bare or (label is not None and window.startswith("<", end))):
             self.name, self._prev = bare, _Prev.HEADER
         elif prev is _Prev.KEY and bare and window.startswith("<", end):
             self._key, self._prev = bare, prev

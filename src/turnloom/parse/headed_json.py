@@ -51,8 +51,10 @@ class HeadedJsonBody:
         while len(self._labels) < len(self.separators):
             end = _label_end(window, i)
             separator = self.separators[len(self._labels)]
+            if end - i > MAX_LABEL:
+                return Broken(self._at + end, self.fault, restart=True)
             if not window.startswith(separator, end):
-                if end - i > MAX_LABEL or not separator.startswith(window[end:]):
+                if not separator.startswith(window[end:]):
                     return Broken(self._at + end, self.fault, restart=True)
                 self._wait(window, i)
                 return None

@@ -52,6 +52,7 @@ class TagParser:
     ) -> None:
         self.records: list[CallRecord] = []
         self.markup = markup
+        self._opens, self._closes = markup.section_opens, markup.section_closes
         self._tools = {tool.name: tool for tool in tools}
         self._bodies = tuple(bodies) if tools else ()
         self._events: list[ParseEvent] = []
@@ -163,12 +164,12 @@ class TagParser:
         tags = self._tags()
         at, tag = find_tag(window, tags, start)
         stop = before_newline(window, start, at if tag else ready(window, start, tags)) if tags else len(window)
-        if tag in self.markup.section_closes:
+        if tag in self._closes:
             return self._close_section(window[start:at], tag, at + len(tag))
         self._show(window[start:stop])
         if not tag:
             return stop
-        self._open(self._section if tag in self.markup.section_opens else self._opened, tag, self._at + at, window[stop:at])
+        self._open(self._section if tag in self._opens else self._opened, tag, self._at + at, window[stop:at])
         return at + len(tag)
 
     def _tags(self) -> tuple[str, ...]:
@@ -176,7 +177,7 @@ class TagParser:
         if not self._bodies:
             return ()
         calls = (self.markup.open,) if self.markup.bare or self._in_section else ()
-        return calls + self.markup.section_opens + (self.markup.section_closes if self._after_call or self._in_section else ())
+        return calls + self._opens + (self._closes if self._after_call or self._in_section else ())
 
     def _show(self, text: str) -> None:
         """Visible text."""
@@ -257,10 +258,10 @@ class TagParser:
 
     def _broken(self, window: str) -> int:
         """Text for certain; only its end is looked for: its closing tag, else its section's, else another opening."""
-        opens = self.markup.section_opens
+        opens = self._opens
         if self.markup.bare or self._in_section:
             opens += (self.markup.open,)
-        tags = self._ends + self.markup.section_closes + (opens if self._restart else ())
+        tags = self._ends + self._closes + (opens if self._restart else ())
         at, tag = find_tag(window, tags)
         if tag in self._ends:
             stop, status = at + len(tag), self._fault

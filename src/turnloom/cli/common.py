@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +28,11 @@ T = TypeVar("T")
 
 class HistoryPolicy(StrEnum):
     SAMPLED = "sampled"
+    TEMPLATE = "template"
+
+
+class SpecialTokensPolicy(StrEnum):
+    PLAIN = "plain"
     TEMPLATE = "template"
 
 
@@ -52,7 +58,35 @@ RealignOption = Annotated[
     int,
     typer.Option("--realign", help="With --history template: sampled ids of the last reply that may give way to the template's.", min=0),
 ]
+RendererOption = Annotated[
+    str, typer.Option("--renderer", help="Who writes prompts: auto, template, harmony, renderers, or package.module:Name.")
+]
+ChatTemplateOption = Annotated[
+    str | None, typer.Option("--chat-template", help="A .jinja file to take instead of the tokenizer's own template.")
+]
+TemplateArgOption = Annotated[
+    list[str] | None,
+    typer.Option("--template-arg", help="NAME=VALUE for every rendering, VALUE as JSON or as it is. Repeatable."),
+]
+SpecialTokensOption = Annotated[
+    SpecialTokensPolicy,
+    typer.Option("--special-tokens", help="What a control token's spelling in a message is: plain text, or what the template makes of it."),
+]
 OverlongOption = Annotated[Overlong, typer.Option("--overlong", help="What becomes of a sample with more tokens.")]
+
+
+def template_kwargs(words: Sequence[str] | None) -> dict[str, Any]:
+    """What `--template-arg` says. Raises ConfigError."""
+    given: dict[str, Any] = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"--template-arg {word!r} is not NAME=VALUE")
+        try:
+            given[name] = json.loads(value)
+        except ValueError:
+            given[name] = value
+    return given
 
 
 def say(text: str, *, bold: bool = False) -> None:

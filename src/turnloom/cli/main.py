@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from turnloom import __version__
-from turnloom.cli import check, demo, engine, export, forks, run, serve, show
+from turnloom.cli import check, demo, doctor, engine, export, forks, run, serve, show
 from turnloom.core.dump import escaped
 from turnloom.errors import EngineUnavailable, TurnloomError
 
@@ -52,7 +52,7 @@ class _Formatter(logging.Formatter):
         return "\n".join(escaped(line) for line in super().format(record).split("\n"))
 
 
-for verb in (demo, serve, engine, run, show, forks, export, check):
+for verb in (demo, serve, engine, run, show, forks, export, check, doctor):
     verb.register(app)
 
 

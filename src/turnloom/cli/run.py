@@ -9,16 +9,22 @@ from typing import Annotated
 import typer
 
 from turnloom.cli.common import (
+    ChatTemplateOption,
     EngineOption,
     HistoryOption,
     HistoryPolicy,
     MatchingOption,
     OverlongOption,
     RealignOption,
+    RendererOption,
+    SpecialTokensOption,
+    SpecialTokensPolicy,
+    TemplateArgOption,
     TokenizerOption,
     ToolFormatOption,
     run_async,
     say,
+    template_kwargs,
 )
 from turnloom.core.credit import weigh
 from turnloom.core.unroll import Longest, Overlong
@@ -53,6 +59,10 @@ def run(
     matching: MatchingOption = "canonical",
     history: HistoryOption = HistoryPolicy.SAMPLED,
     realign: RealignOption = 0,
+    renderer: RendererOption = "auto",
+    chat_template: ChatTemplateOption = None,
+    template_arg: TemplateArgOption = None,
+    special_tokens: SpecialTokensOption = SpecialTokensPolicy.PLAIN,
     temperature: Annotated[float, typer.Option(help="Pinned for every turn.", min=0)] = 1.0,
     max_turns: Annotated[int | None, typer.Option(help="Turns a rollout may take.", min=1)] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens a turn may sample.", min=1)] = None,
@@ -78,6 +88,10 @@ def run(
         matching=matching,
         history=history.value,
         realign=realign,
+        renderer=renderer,
+        chat_template=chat_template,
+        template_kwargs=template_kwargs(template_arg),
+        special_tokens=special_tokens.value,
         longest=Longest(max_sample_tokens, overlong),
         sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
         limits=Limits(max_turns=max_turns),

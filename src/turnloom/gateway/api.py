@@ -7,6 +7,8 @@ import threading
 import time
 import uuid
 from collections.abc import Coroutine, Mapping
+from datetime import date
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -28,8 +30,9 @@ from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
 from turnloom.gateway.turn import Parts
 from turnloom.parse.formats import parser_factory
+from turnloom.render.choose import choose_renderer
 from turnloom.render.contract import Tokenizer
-from turnloom.render.template import ChatTemplateRenderer
+from turnloom.render.template import SpecialTokens
 from turnloom.store.contract import Limits, Store
 from turnloom.store.memory import MemoryStore
 from turnloom.store.sqlite import SQLiteStore
@@ -81,7 +84,10 @@ class Gateway:
     memory. `matching` says when an echoed reply is the recorded one (`canonical`,
     `strict`, `package.module:name`, or a Matcher), `history` and `realign` which
     tokens go on from it (`gateway.policy.History`), `longest` how long a handle's
-    samples may be. Use as an async context manager, or `Gateway.background(...)`
+    samples may be. `renderer` is who writes prompts (`render.choose`), with
+    `chat_template` in the place of the tokenizer's own, `template_kwargs` for every
+    rendering, and `special_tokens` for what becomes of a control token's spelling
+    in a message. Use as an async context manager, or `Gateway.background(...)`
     as a plain one from code that is not async.
     """
 
@@ -98,7 +104,10 @@ class Gateway:
         history: Literal["sampled", "template"] = "sampled",
         realign: int = 0,
         longest: Longest = UNLIMITED,
+        renderer: str = "auto",
+        chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        special_tokens: SpecialTokens = "plain",
         sampling: Sampling = Sampling(),  # noqa: B008 (frozen)
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         admin_key: str = "",
@@ -111,7 +120,10 @@ class Gateway:
         self._host, self._port = host, port
         self._tool_format = tool_format
         self._matcher, self._history, self._longest = load_matcher(matching), History(history, realign), longest
-        self._template_kwargs = template_kwargs
+        self._renderer = partial(
+            choose_renderer, renderer, template_kwargs=template_kwargs, today=date.today().isoformat(), special_tokens=special_tokens
+        )
+        self._chat_template = chat_template
         self._sampling, self._limits = sampling, limits
         self._admin_key = admin_key
         self._open_sessions = open_sessions
@@ -143,7 +155,7 @@ class Gateway:
         parts = Parts(
             engine=engine,
             tokenizer=tokenizer,
-            renderer=await asyncio.to_thread(ChatTemplateRenderer, tokenizer, self._template_kwargs),
+            renderer=await asyncio.to_thread(self._renderer, tokenizer),
             parser=parser_factory(self._tool_format, tokenizer.chat_template),
             metrics=Metrics(),
             clock=time.time,
@@ -166,7 +178,11 @@ class Gateway:
         spec = self._tokenizer_spec if self._tokenizer_spec is not None else named_by_engine
         if spec is None:
             raise ConfigError("the engine names no tokenizer; give --tokenizer PATH_OR_ID")
-        return await asyncio.to_thread(load_tokenizer, str(spec)) if isinstance(spec, str | Path) else spec
+        if isinstance(spec, str | Path):
+            return await asyncio.to_thread(load_tokenizer, str(spec), chat_template=self._chat_template)
+        if self._chat_template is not None:
+            raise ConfigError("a chat template comes with the tokenizer that is given; load it with that template")
+        return spec
 
     async def stop(self) -> None:
         """Cancel what is in flight, keep it on record, close everything. Stopping twice is no error."""

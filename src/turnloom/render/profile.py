@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class Profile:
 
     `reasoning` says what becomes of earlier reasoning when a history is rendered
     whole (a bridge keeps the tokens): `kept`, `dropped` or `kept until the next user message`.
-    `appends`: a history rendered whole begins with what was rendered before its last reply.
+    `appends`: a history rendered whole begins with the prompt that its last reply answered and that reply, where it has no reasoning.
     """
 
     quirks: tuple[Quirk, ...]
@@ -113,10 +114,10 @@ def _reasoning(renderer: Renderer, tokenizer: Tokenizer) -> str:
 
 
 def _appends(renderer: Renderer, tokenizer: Tokenizer) -> bool:
-    """Whether a reply with reasoning, once closed and gone on from, leaves what came before it as it was."""
-    history = [_user("first"), reply(0, Reasoning("pondered")), _user("second"), reply(0), _user("third")]
+    """Whether each prompt begins with the last one and the plain reply to it."""
+    history = [_user("first"), reply(0), _user("second"), reply(0), _user("third")]
     try:
         texts = [tokenizer.decode(renderer.render(history[:n], []).ids.tolist()) for n in (1, 3, 5)]
     except RenderError:
         return False
-    return texts[1].startswith(texts[0]) and texts[2].startswith(texts[1])
+    return all(after.startswith(before + "answer") for before, after in itertools.pairwise(texts))

@@ -53,11 +53,12 @@ define INSTALL
 	| awk '/^ *Downloading / && !/\.metadata / { sub(/^ */, "    "); print; fflush() } /^Installing collected/ { print "    installing"; fflush() }'
 endef
 
-.PHONY: help demo test lint venv clean
+.PHONY: help demo test laws lint venv clean
 
 help:
 	@echo "make demo [AGENT=sdk-agent|pi|claude-code] [N=4]   run a real agent on a small task and check the samples"
 	@echo "make test                                          run every test"
+	@echo "make laws [SESSIONS=2000]                          every law on every chat template of the corpus; writes docs/exactness.md"
 	@echo "make lint                                          ruff, mypy --strict, import-linter"
 	@echo "make venv                                          print the virtual environment's folder"
 	@echo "make clean                                         remove this checkout's virtual environment and runs/"
@@ -68,6 +69,9 @@ demo: $(VENV)/.demo
 # pytest's closing line is the last one printed.
 test: $(VENV)/.test
 	@'$(BIN)/python' -m pytest $(ARGS)
+
+laws: $(VENV)/.test
+	@'$(BIN)/python' -m tests.properties.laws --sessions '$(or $(SESSIONS),2000)'
 
 lint: $(VENV)/.lint
 	'$(BIN)/ruff' check .

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.properties.driver import ACTIONS, Conversation, Driver
-from turnloom.core.match import CANONICAL, STRICT, Matcher
-from turnloom.core.tree import Tree
+from tests.properties.driver import ACTIONS, Driver
+from tests.properties.replies import Replies
+from tests.properties.subjects import subject_of
+from turnloom.core.match import CANONICAL, STRICT
 from turnloom.core.unroll import UNLIMITED, Longest, Origin, Overlong, Unrolled, iter_samples, unroll
 from turnloom.gateway.policy import SAMPLED, History
-from turnloom.gateway.session import Session
-from turnloom.render.contract import Tokenizer
-from turnloom.render.template import ChatTemplateRenderer
-from turnloom.store.contract import Limits, SessionRow
-from turnloom.store.memory import MemoryStore
-from turnloom.testing.tokenizers import qwen_tokenizer
-from turnloom.types import ForkKind, Outcome, Sampling
+from turnloom.types import ForkKind, Outcome
 
 POLICIES = {
     "sampled, strict": (SAMPLED, STRICT),
@@ -37,34 +31,12 @@ longest = st.builds(Longest, st.none() | st.integers(1, 900), st.sampled_from(Ov
 
 
 @functools.cache
-def renderer_of(name: str) -> tuple[Tokenizer, ChatTemplateRenderer]:
-    tokenizer = qwen_tokenizer(name)
-    return tokenizer, ChatTemplateRenderer(tokenizer)
+def replies_of(name: str) -> Replies:
+    return Replies(subject_of(name))
 
 
-class PolicyDriver(Driver):
-    """A session under a history policy and a matcher."""
-
-    def __init__(self, name: str, seed: int, history: History, matcher: Matcher) -> None:
-        super().__init__(*renderer_of(name), seed)
-        self.parts = replace(self.parts, history=history)
-        self.matcher = matcher
-
-    async def run(self, steps: list[tuple[str, int]]) -> Session:
-        store = MemoryStore()
-        await store.open()
-        row = SessionRow("s", "h", 0.0, Sampling(), Limits())
-        await store.put_session(row)
-        self.store, self.session = store, Session(row, store, Tree(self.matcher))
-        self.conversations = [Conversation(self._fresh("main"))]
-        for action, seed in steps:
-            self.rng.seed(seed)
-            await getattr(self, f"_{action}")(self.rng.choice(self.conversations))
-        return self.session
-
-
-def run(name: str, seed: int, plan: list[tuple[str, int]], policy: str) -> PolicyDriver:
-    driver = PolicyDriver(name, seed, *POLICIES[policy])
+def run(name: str, seed: int, plan: list[tuple[str, int]], policy: str) -> Driver:
+    driver = Driver(subject_of(name), replies_of(name), seed, *POLICIES[policy])
     asyncio.run(driver.run(plan))
     return driver
 

@@ -10,119 +10,64 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from tests.properties.engine import RecordingEngine
+from tests.properties.replies import TOOLS, Replies, words
+from tests.properties.subjects import Subject
+from turnloom.core.match import CANONICAL, Matcher
+from turnloom.core.tree import Tree
 from turnloom.core.unroll import Unrolled
-from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk
-from turnloom.errors import EngineAborted, EngineUnavailable
+from turnloom.errors import EngineAborted, EngineUnavailable, RenderError
 from turnloom.gateway.metrics import Metrics
+from turnloom.gateway.policy import SAMPLED, History
 from turnloom.gateway.session import Session
 from turnloom.gateway.turn import Parts, take_turn
-from turnloom.parse.formats import parser_factory
-from turnloom.render.contract import Tokenizer
-from turnloom.render.template import ChatTemplateRenderer
+from turnloom.render.contract import Rendered, Renderer, Unbridgeable
 from turnloom.store.contract import Limits, SessionRow
 from turnloom.store.memory import MemoryStore
-from turnloom.types import Finish, FinishReason, FloatArray, IntArray, Sampling, floats, ids
+from turnloom.types import Message, Request, Sampling, Tool, ToolResult, Turn
 from turnloom.wire.anthropic import AnthropicDialect
 from turnloom.wire.contract import Reply
 
-WORDS = "the a file README.md fix test 你好 世界 naïve 🙂 def main(): return 42 <b> {x} \n\n   indented \t émigré 1234567 --".split(" ")
-CONTROL = ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
-TOOLS = [
-    {"name": "read_file", "description": "Read a file", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}},
-    {
-        "name": "bash",
-        "description": "Run",
-        "input_schema": {"type": "object", "properties": {"cmd": {"type": "string"}, "n": {"type": "integer"}}},
-    },
-]
 ACTIONS = ("continue", "continue", "continue", "retry", "branch", "subagent", "edit", "tools", "compact", "client_assistant", "system_mid")
+WIRE_TOOLS = [{"name": t.name, "description": t.description, "input_schema": json.loads(t.parameters)} for t in TOOLS]
 
 
-@dataclass
-class Call:
-    """What the engine was asked and what it gave out."""
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One call of the renderer: what it was asked and what it gave. `reply` None is a whole prompt."""
 
-    rid: str
-    prompt: IntArray
-    output: IntArray
-    logprobs: FloatArray
+    reply: Message | None
+    output: Sequence[int]
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    rendered: Rendered
 
 
-class RecordingEngine:
-    """Samples a scripted text, split into random pieces that BPE would not choose, and ends in every way an engine can."""
+class WatchedRenderer:
+    """The renderer, remembering what it wrote."""
 
-    def __init__(self, tokenizer: Tokenizer, rng: random.Random) -> None:
-        self.tokenizer, self.rng = tokenizer, rng
-        self.calls: list[Call] = []
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self.end_ids = renderer.end_ids
+        self.written: list[Written] = []
 
-    async def capabilities(self) -> Capabilities:
-        return Capabilities("m", 100_000, self.tokenizer.vocab_size, "raw")
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
+        rendered = self._renderer.render(messages, tools)
+        self.written.append(Written(None, (), messages, tools, rendered))
+        return rendered
 
-    async def sample(self, prompt: IntArray, sampling: Sampling, *, rid: str, routing_key: str = "") -> AsyncIterator[Chunk]:
-        rng = self.rng
-        end = rng.choices(["stop", "other", "length", "abort", "die", "empty"], [70, 8, 10, 4, 4, 4])[0]
-        tokens = [] if end == "empty" else self._tokens(rng.choice([self._text, self._call, self._bad_call])(rng))
-        if end in ("stop", "empty"):
-            tokens.append(self.tokenizer.control_tokens["<|im_end|>"])
-        elif end == "other":
-            tokens.append(self.tokenizer.control_tokens["<|endoftext|>"])
-        sampled = ids(tokens)
-        logprobs = floats([-rng.random() - 0.001 * i for i in range(len(tokens))])
-        call = Call(rid, prompt.copy(), ids(), floats())
-        self.calls.append(call)
-        at = 0
-        while at < len(tokens):
-            step = rng.randint(1, 7)
-            call.output, call.logprobs = sampled[: at + step], logprobs[: at + step]
-            yield Chunk(sampled[at : at + step], logprobs[at : at + step])
-            at += step
-            if end == "die" and at < len(tokens) and rng.random() < 0.5:
-                raise EngineUnavailable("died")
-        reason = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}.get(end, FinishReason.STOP)
-        yield Chunk(ids(), floats(), Finish(reason))
-
-    def _tokens(self, text: str) -> list[int]:
-        tokens: list[int] = []
-        while text:
-            cut = self.rng.randint(1, 9)
-            tokens += self.tokenizer.encode(text[:cut])
-            text = text[cut:]
-        return tokens
-
-    def _text(self, rng: random.Random) -> str:
-        think = f"<think>\n{words(rng)}\n</think>\n\n" if rng.random() < 0.3 else ""
-        return think + words(rng)
-
-    def _call(self, rng: random.Random) -> str:
-        def body() -> str:
-            value = {"name": "bash", "arguments": {"n": rng.randint(0, 9), "cmd": words(rng)}}
-            return json.dumps(value, ensure_ascii=rng.random() < 0.5)
-
-        calls = "\n".join(f"<tool_call>\n{body()}\n</tool_call>" for _ in range(rng.randint(1, 2)))
-        return self._text(rng) + "\n" + calls
-
-    def _bad_call(self, rng: random.Random) -> str:
-        return self._text(rng) + rng.choice(
-            ["<tool_call>\n{bad", "<tool_call>{}</tool_call>", '<tool_call>{"name": "nope", "arguments": {}}</tool_call>']
-        )
-
-    async def abort(self, rid: str) -> AbortOutcome:
-        return AbortOutcome.VERIFIED
-
-    async def prompt_logprobs(self, sequence: IntArray, start: int) -> FloatArray:
-        raise NotImplementedError
-
-    async def health(self) -> bool:
-        return True
-
-    async def close(self) -> None:
-        return None
+    def bridge(self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool]) -> Rendered | Unbridgeable:
+        found = self._renderer.bridge(reply, output, new, tools)
+        if isinstance(found, Rendered):
+            self.written.append(Written(reply, output, new, tools, found))
+        return found
 
 
 class MemoryResponder:
@@ -150,11 +95,6 @@ class MemoryResponder:
         pass
 
 
-def words(rng: random.Random, control: float = 0.1) -> str:
-    text = " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, 8))) or "w"
-    return text + (" " + rng.choice(CONTROL) + "x" if rng.random() < control else "")
-
-
 @dataclass
 class Conversation:
     body: dict[str, Any]
@@ -163,29 +103,36 @@ class Conversation:
 
 
 class Driver:
-    def __init__(self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, seed: int) -> None:
+    """One session of one subject. `refused` counts requests that the template refused, by what they held and its words."""
+
+    def __init__(self, subject: Subject, replies: Replies, seed: int, history: History = SAMPLED, matcher: Matcher = CANONICAL) -> None:
+        self.subject, self.replies, self.history, self.matcher = subject, replies, history, matcher
         self.rng = random.Random(seed)
-        self.engine = RecordingEngine(tokenizer, self.rng)
+        self.engine = RecordingEngine(subject.tokenizer, replies, self.rng)
+        self.renderer = WatchedRenderer(subject.renderer)
         self.dialect = AnthropicDialect()
         ticks = iter(range(10**9))
         self.parts = Parts(
             engine=self.engine,
-            tokenizer=tokenizer,
-            renderer=renderer,
-            parser=parser_factory("auto", tokenizer.chat_template),
+            tokenizer=subject.tokenizer,
+            renderer=self.renderer,
+            parser=subject.parser,
             metrics=Metrics(),
             clock=lambda: float(next(ticks)),
             new_id=lambda: f"{next(ticks):032x}",
             default_model="m",
+            history=history,
         )
-        self.bodies: dict[str, dict[str, Any]] = {}
+        self.requests: dict[str, Request] = {}
+        self.refused: Counter[tuple[str, str]] = Counter()
+        self.checked: Counter[int] = Counter()
 
     async def run(self, steps: list[tuple[str, int]]) -> Session:
         store = MemoryStore()
         await store.open()
         row = SessionRow("s", "h", 0.0, Sampling(), Limits())
         await store.put_session(row)
-        self.store, self.session = store, Session(row, store)
+        self.store, self.session = store, Session(row, store, Tree(self.matcher))
         self.conversations = [Conversation(self._fresh("main"))]
         for action, seed in steps:
             self.rng.seed(seed)
@@ -195,13 +142,13 @@ class Driver:
     def _fresh(self, name: str) -> dict[str, Any]:
         body: dict[str, Any] = {"model": "m", "max_tokens": 5000, "messages": [self._user()]}
         if self.rng.random() < 0.8:
-            body["system"] = f"You are {name}. " + words(self.rng)
+            body["system"] = f"You are {name}. " + self._words()
         if self.rng.random() < 0.7:
-            body["tools"] = copy.deepcopy(TOOLS[: self.rng.randint(1, 2)])
+            body["tools"] = copy.deepcopy(WIRE_TOOLS[: self.rng.randint(1, 2)])
         return body
 
     def _user(self) -> dict[str, Any]:
-        text = words(self.rng)
+        text = self._words()
         return {"role": "user", "content": text if self.rng.random() < 0.5 else [{"type": "text", "text": text}]}
 
     async def _ask(self, conversation: Conversation) -> None:
@@ -213,17 +160,31 @@ class Driver:
         out = MemoryResponder(leave)
         before = len(self.engine.calls)
         try:
-            turn = await take_turn(self.parts, self.session, self.dialect, request, out)  # type: ignore[arg-type]
-            self.bodies[turn.id] = copy.deepcopy(body)
+            await take_turn(self.parts, self.session, self.dialect, request, out)  # type: ignore[arg-type]
+        except RenderError as error:
+            assert len(self.engine.calls) == before
+            self.refused["; ".join(shapes(request.messages)), str(error)] += 1
+            conversation.body, conversation.trail = self._fresh("again"), []
+            return
         except (EngineAborted, EngineUnavailable, ConnectionResetError):
             assert len(self.engine.calls) == before + 1
             return
+        finally:
+            if len(self.engine.calls) > before:
+                self.requests[self.engine.calls[-1].rid] = request
         assert out.reply is not None
         content = json.loads(self.dialect.write(out.reply))["content"]
         body["messages"].append({"role": "assistant", "content": self._echo(content)})
-        results = [{"type": "tool_result", "tool_use_id": b["id"], "content": words(self.rng)} for b in content if b["type"] == "tool_use"]
-        follow = results + ([{"type": "text", "text": words(self.rng)}] if not results or self.rng.random() < 0.3 else [])
-        body["messages"].append({"role": "user", "content": follow})
+        body["messages"].append({"role": "user", "content": self._answers(content)})
+
+    def _answers(self, content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        results = [{"type": "tool_result", "tool_use_id": b["id"], "content": self._words()} for b in content if b["type"] == "tool_use"]
+        if self.rng.random() < 0.1:
+            results.reverse()
+        return results + ([{"type": "text", "text": self._words()}] if not results or self.rng.random() < 0.3 else [])
+
+    def _words(self) -> str:
+        return words(self.rng, self.replies.control)
 
     def _echo(self, content: list[dict[str, Any]]) -> Any:
         """The reply as clients send it back (reasoning dropped or trimmed, arguments respelled, edges cut, cache marks)."""
@@ -269,7 +230,7 @@ class Driver:
         messages = conversation.body["messages"]
         message = self.rng.choice(messages)
         if message["role"] == "assistant":
-            message["content"] = "rewritten " + words(self.rng)
+            message["content"] = "rewritten " + self._words()
         elif isinstance(message["content"], str):
             message["content"] += " edited"
         else:
@@ -277,20 +238,55 @@ class Driver:
         await self._ask(conversation)
 
     async def _tools(self, conversation: Conversation) -> None:
-        conversation.body["tools"] = copy.deepcopy(self.rng.choice([TOOLS[:1], TOOLS, TOOLS[1:]]))
+        conversation.body["tools"] = copy.deepcopy(self.rng.choice([WIRE_TOOLS[:1], WIRE_TOOLS, WIRE_TOOLS[1:]]))
         await self._ask(conversation)
 
     async def _compact(self, conversation: Conversation) -> None:
-        conversation.body["messages"] = [{"role": "user", "content": "Summary so far: " + words(self.rng)}]
+        conversation.body["messages"] = [{"role": "user", "content": "Summary so far: " + self._words()}]
         await self._ask(conversation)
 
     async def _client_assistant(self, conversation: Conversation) -> None:
-        conversation.body["messages"] += [{"role": "assistant", "content": words(self.rng)}, self._user()]
+        conversation.body["messages"] += [{"role": "assistant", "content": self._words()}, self._user()]
         await self._ask(conversation)
 
     async def _system_mid(self, conversation: Conversation) -> None:
-        conversation.body["messages"] += [{"role": "system", "content": "Note: " + words(self.rng)}, self._user()]
+        conversation.body["messages"] += [{"role": "system", "content": "Note: " + self._words()}, self._user()]
         await self._ask(conversation)
 
     def unroll(self) -> Unrolled:
         return self.session.unroll()
+
+
+def shapes(messages: Sequence[Message]) -> list[str]:
+    """What the profile calls the ways in which these messages go on, and what no profile promises."""
+    found: set[str] = set()
+    made: list[str] = []
+    answered: list[str] = []
+    for before, message in zip([None, *messages], messages, strict=False):
+        kinds = (before.role if before else "", message.role)
+        if message.role == "assistant":
+            made, answered = [c.id for c in message.calls], []
+        elif message.role == "tool":
+            calls = [p.call_id for p in message.parts if isinstance(p, ToolResult)]
+            found.update("result of no call" for c in calls if c not in made)
+            answered += [c for c in calls if c in made]
+        if message.role == "tool":
+            found.add("tool+tool" if kinds[0] == "tool" else "tool")
+        elif message.role == "user":
+            found.add({"user": "user+user", "tool": "tool+user", "system": "system+user"}.get(kinds[0], "user"))
+        if message.role != "tool" and answered != made[: len(answered)]:
+            found.add("results out of order")
+    if answered != made[: len(answered)]:
+        found.add("results out of order")
+    return sorted(found)
+
+
+UNPROMISED = frozenset({"result of no call", "results out of order"})
+"""Histories that no template must take."""
+
+
+def unpromised(driver: Driver, turn: Turn) -> bool:
+    """Whether the template may refuse or fail to go on with what this turn's request holds."""
+    profile = driver.subject.profile
+    promised = {name: profile.bridges[name] == profile.whole[name] == "yes" for name in profile.bridges}
+    return not all(promised.get(shape, False) for shape in shapes(driver.requests[turn.id].messages))

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tests.support.gateways import bench, follow
+from tests.support.gateways import user as body
 from tests.support.histories import Weaver, assistant, request, user
 from turnloom.core.unroll import UNLIMITED, Longest, Origin, Overlong, Untrained, iter_samples, unroll
-from turnloom.types import Finish, FinishReason, Fork, ForkKind, Outcome, Sampling, Turn, floats, ids
+from turnloom.types import Finish, FinishReason, Fork, ForkKind, Outcome, Sample, Sampling, Turn, floats, ids
 
 
 def talk(turns: int = 3) -> Weaver:
@@ -111,6 +113,21 @@ def test_a_realigned_prompt_that_cannot_be_proved_is_not_exported(kept: int, why
     assert (turn.id, 2, "the prompt that was sent cannot be proved") in [
         (u.turn_id, u.tokens, u.reason) for u in unroll(w.tree, Origin("s")).untrained
     ], why
+
+
+async def test_a_gateways_handles_keep_to_its_longest() -> None:
+    async def finished(longest: Longest) -> Sample:
+        async with bench(["One two three."] * 2, longest=longest) as b:
+            asked = body("Begin.")
+            first = await b.post(asked)
+            await b.post(follow(asked, first.body, "Go on."))
+            (sample,) = await b.handle.finish()
+            return sample
+
+    whole = await finished(UNLIMITED)
+    cut = await finished(Longest(len(whole.token_ids) - 1))
+    assert cut.token_ids.tolist() == whole.token_ids[:-1].tolist()
+    assert (whole.statuses.get("cut"), cut.statuses["cut"]) == (None, 1)
 
 
 class CountedTurns(dict):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ from tests.properties.subjects import subject_of
 from turnloom.core.match import CANONICAL, STRICT
 from turnloom.core.unroll import UNLIMITED, Longest, Origin, Overlong, Unrolled, iter_samples, unroll
 from turnloom.gateway.policy import SAMPLED, History
-from turnloom.types import ForkKind, Outcome
+from turnloom.render.contract import Renderer, Unbridgeable
+from turnloom.types import ForkKind, Message, Outcome, Tool
 
 POLICIES = {
     "sampled, strict": (SAMPLED, STRICT),
@@ -111,3 +114,34 @@ def test_laws_hold_under_every_policy(policy: str, name: str, seed: int, plan: l
         check_samples(driver, found, limit.max_tokens)
         assert tuple(iter_samples(tree, origin, longest=limit)) == found.samples
         assert unroll(tree, origin, longest=limit) == found, "law 5"
+
+
+class NoBridge:
+    """The real renderer of a template that can never be split after a reply."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.end_ids, self.render = renderer.end_ids, renderer.render
+
+    def bridge(self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool]) -> Unbridgeable:
+        return Unbridgeable("this template is never split")
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32 - 1), plan=steps)
+def test_where_no_bridge_is_possible_what_is_shared_is_kept(name: str, seed: int, plan: list[tuple[str, int]]) -> None:
+    """A whole rendering that begins with what is held goes on from it; one that does not says what the renderer said."""
+    driver = Driver(subject_of(name), replies_of(name), seed)
+    driver.parts = replace(driver.parts, renderer=NoBridge(driver.renderer))
+    asyncio.run(driver.run(plan))
+    check_turns(driver)
+    check_samples(driver, driver.unroll(), None)
+    tree = driver.session.tree
+    for turn in tree.turns.values():
+        path = tree.path(tree.node_of[turn.id])[:-1]
+        above = [tree.nodes[n].turn for n in path if tree.nodes[n].turn is not None]
+        if turn.fork is not None and turn.fork.kind is ForkKind.TEMPLATE:
+            assert turn.fork.detail.startswith("this template is never split")
+            assert turn.base is None or turn.base in above[:-1], "only what stands before the last reply"
+        else:
+            assert turn.base == (above[-1] if above else None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -74,8 +75,10 @@ def _lfm2(calls: Calls) -> str:
 
 
 def _harmony(calls: Calls) -> str:
-    header = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
-    return "<|start|>assistant".join(f"{header.format(name)}{json.dumps(given)}<|call|>" for name, given in calls)
+    """After reasoning: SGLang looks for the second message's header in a whole output."""
+    header = "<|start|>assistant<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
+    written = "".join(f"{header.format(name)}{json.dumps(given)}<|call|>" for name, given in calls)
+    return f"<|channel|>analysis<|message|>Hm.<|end|>{written}"
 
 
 def _kimi(calls: Calls) -> str:
@@ -99,6 +102,8 @@ WRITERS: dict[str, tuple[str, Callable[[Calls], str]]] = {
     "lfm2": ("lfm2", _lfm2),
     "gpt-oss": ("harmony", _harmony),
 }
+PIECE = re.compile(r"<\|.*?\|>|</?tool_call\|?>|\[[A-Z_]+\]|[^<\[]{1,5}|.", re.DOTALL)
+"""About a token: an engine gets a control token whole."""
 SIMPLE: Calls = [("bash", {"path": "src/a.py", "count": 3, "force": True})]
 TWO: Calls = [*SIMPLE, ("read_file", {"path": "mkdir a/{b,c}"})]
 NESTED: Calls = [("bash", {"path": "naïve 文", "options": {"a": {"b": "c"}}})]
@@ -128,7 +133,7 @@ def calls_of(factory: ParserFactory, pieces: list[str]) -> tuple[Calls, str]:
 def test_sglang_reads_what_templates_write_as_we_do(name: str, calls: Calls, stream: bool) -> None:
     ours, write = WRITERS[name]
     output = write(calls)
-    pieces = [output[at : at + 5] for at in range(0, len(output), 5)] if stream else [output]
+    pieces = PIECE.findall(output) if stream else [output]
     assert calls_of(parser_factory(ours, ""), pieces)[0] == calls
     assert calls_of(adapters.sglang(name, stream=stream), pieces)[0] == calls
 

@@ -9,7 +9,7 @@ import pytest
 from turnloom.parse.contract import CallEvent
 from turnloom.types import CallStatus, Tool
 
-TOOLS = [Tool(name, "", "{}") for name in ("bash", "bash_output", "mcp__files__read-all", "functions.odd", "ns:tool")]
+TOOLS = [Tool(name, "", "{}") for name in ("bash", "bash_output", "mcp__files__read-all", "functions.odd", "odd", "ns:tool")]
 
 
 def call(written: str, arguments: str = '{"a": 1}') -> str:

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.parse.conftest import TOOLS
 from tests.parse.spelled import MARKED_UP, SECTIONED, SPELLED
+from turnloom.parse.contract import CallEvent
+from turnloom.parse.formats import parser_factory
 from turnloom.types import CallStatus
 
 AS_JSON = [form for form in SPELLED if form not in MARKED_UP]
@@ -119,6 +122,23 @@ def test_call_after_one_with_a_missing_parameter_close_still_comes_out(parse: An
 
 
 @marked_up
+def test_call_after_one_with_a_missing_parameter_close_does_not_wait_for_the_end(form: str) -> None:
+    output = SPELLED[form]([("write_file", {"text": "body"}), ("bash", {"text": "ls"})])
+    closer = {"glm": "</arg_value>\n", "deepseek_dsml": "</｜DSML｜parameter>\n"}.get(form, "</parameter>\n")
+    head, _, tail = output.partition(closer)
+    parser = parser_factory(form, "")(TOOLS, False)
+    assert [event.name for event in parser.feed(head + tail + "\nmore") if isinstance(event, CallEvent)] == ["bash"]
+
+
+@pytest.mark.parametrize("form", ["glm", "qwen3_coder"])
+def test_missing_close_of_a_call_that_another_follows_is_unclosed(parse: Any, form: str) -> None:
+    output = SPELLED[form]([("write_file", {"text": "body"}), ("bash", {"text": "ls"})]).replace("</tool_call>\n", "", 1)
+    for text in (output, output + "\nmore"):
+        parsed = parse(text, form=form)
+        assert (parsed.statuses, arguments(parsed)) == ([CallStatus.UNCLOSED, CallStatus.OK], [("bash", {"text": "ls"})])
+
+
+@marked_up
 def test_whole_call_written_into_a_file_is_part_of_the_value(parse: Any, form: str) -> None:
     for inner in ([("bash", {"text": "rm"})], [("bash", {})], [("bash", {"text": "a"}), ("read_file", {"path": "b", "count": 1})]):
         calls = [("write_file", {"path": "doc.md", "text": f"# Calls\n{SPELLED[form](inner)}\n\nand so on\n"})]
@@ -218,10 +238,9 @@ def test_call_inside_reasoning_is_reasoning(parse: Any, form: str) -> None:
     assert (parsed.reasoning, parsed.text, parsed.records) == (thought, "ok", [])
 
 
-@every
+@pytest.mark.parametrize("form", sorted(SPELLED.keys() - {"deepseek_v3"}))
 def test_name_and_values_may_have_no_blanks_around_them(parse: Any, form: str) -> None:
-    if form == "deepseek_v3":
-        pytest.skip("its name ends at a newline")
+    """DeepSeek V3's name ends at a newline."""
     output = SPELLED[form]([("bash", {"text": "x", "count": 1})]).replace("\n", "")
     assert arguments(parse(output, form=form)) == [("bash", {"text": "x", "count": 1})]
 
@@ -274,6 +293,21 @@ def test_blanks_beside_a_sections_tags_beyond_framing_are_text(parse: Any, form:
     for blanks, kept in (("", ""), ("\n", ""), ("\n\n", ""), ("\n \n", " "), ("\n\n\n", "\n"), (" ", " ")):
         parsed = parse(f"a\n{opener}{blanks}{record.raw}{blanks}{closer}\nb", form=form)
         assert (parsed.text, len(parsed.calls)) == (f"a{kept}{kept}b", 1)
+
+
+@pytest.mark.parametrize("form", ["deepseek_v3", "deepseek_v31", "kimi_k2"])
+@pytest.mark.parametrize("text", ["prose", "\nprose\n", "<"])
+def test_end_of_a_section_after_text_is_text(parse: Any, form: str, text: str) -> None:
+    output = SPELLED[form]([("bash", {})])
+    [record] = parse(output, form=form).records
+    parsed = parse(output[: record.end] + text + output[record.end :], form=form)
+    assert (parsed.text, len(parsed.calls)) == (text.removeprefix("\n") + output[record.end :], 1)
+
+
+def test_deepseek_call_of_another_type_than_function_is_text(parse: Any) -> None:
+    output = SPELLED["deepseek_v3"]([("bash", {})]).replace("function", "plugin")
+    parsed = parse(output, form="deepseek_v3")
+    assert (parsed.text, parsed.statuses) == (output, [CallStatus.MALFORMED])
 
 
 @pytest.mark.parametrize("form", ["minimax_m2", "deepseek_dsml"])

@@ -22,6 +22,8 @@ from turnloom.types import CallStatus, Tool
 
 
 class JsonBody:
+    """Follows strings and brackets only far enough to find the end; `decode` judges the grammar."""
+
     opener: ClassVar[str] = "{"
     fault: ClassVar[CallStatus] = CallStatus.INVALID_JSON
 

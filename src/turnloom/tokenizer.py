@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _TEMPLATE_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """What a template raises, beside Jinja's own errors, when messages are not what it expects."""
+
+
+_TAG_MARKS = frozenset("<>[]|｜")
 
 
 class HFTokenizer:
@@ -194,9 +197,8 @@ def _encode(backend: Any, text: str) -> list[int]:
 
 
 def _is_control(token: Any) -> bool:
-    """Special tokens, and added ones that look like a tag; not runs of spaces, which are ordinary text."""
-    text = token.content
-    return bool(token.special or (text[:1] in ("<", "[") and text[-1:] in (">", "]") and len(text) > 2))
+    """Special tokens, and added ones with a mark that tags are made of; not runs of spaces, which are ordinary text."""
+    return bool(token.special or (len(token.content) > 2 and _TAG_MARKS.intersection(token.content)))
 
 
 def _variants(backend: Any, control: Mapping[str, int]) -> tuple[Any, Any]:
@@ -206,15 +208,36 @@ def _variants(backend: Any, control: Mapping[str, int]) -> tuple[Any, Any]:
     moves, and the blind ones are marked special. The second knows them; it is
     None where the tokenizer itself never adds a space.
     """
-    from tokenizers import Tokenizer
-
-    described = orjson.loads(backend.to_str())
-    middle = Tokenizer.from_str(orjson.dumps(described).decode()) if _drop_opening_space(described) else None
-    for token in described["added_tokens"]:
-        token["special"] = token["content"] in control
-    plain = Tokenizer.from_str(orjson.dumps(described).decode())
+    steps = {place: _described(getattr(backend, place)) for place in ("normalizer", "pre_tokenizer")}
+    middle = _same_model(backend, steps, ()) if _drop_opening_space(steps) else None
+    plain = _same_model(backend, steps, control)
     plain.encode_special_tokens = True
     return plain, middle
+
+
+def _described(step: Any) -> Any:
+    return orjson.loads(step.__getstate__()) if step is not None else None
+
+
+def _same_model(backend: Any, steps: Mapping[str, Any], special: Container[str]) -> Any:
+    """A tokenizer with this one's model and ids, other steps before it, and those added tokens special that are named."""
+    from tokenizers import AddedToken, Tokenizer
+
+    bare = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}, **steps}
+    shell = Tokenizer.from_str(orjson.dumps(bare).decode())
+    made = Tokenizer(backend.model)
+    made.normalizer, made.pre_tokenizer, made.decoder = shell.normalizer, shell.pre_tokenizer, backend.decoder
+    added = backend.get_added_tokens_decoder()
+    for _, token in sorted(added.items()):
+        kept = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "normalized")}
+        made.add_tokens([AddedToken(token.content, special=token.content in special or (token.special and not special), **kept)])
+    if made.get_added_tokens_decoder().keys() == added.keys():
+        return made
+    # Ids with gaps between them cannot be added one by one: the long way round.
+    whole = orjson.loads(backend.to_str()) | steps
+    for token in whole["added_tokens"]:
+        token["special"] = token["content"] in special or (token["special"] and not special)
+    return Tokenizer.from_str(orjson.dumps(whole).decode())
 
 
 def _drop_opening_space(described: dict[str, Any]) -> bool:

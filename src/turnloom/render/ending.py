@@ -33,7 +33,7 @@ class Ending:
     """The control tokens that end a reply, in the continued text.
 
     `at` is the character where the first of them starts, or where the reply's
-    words end if there is none; `count` how many there are; `end` which of them, from 0, ends the turn: None where none does and the
+    words end if none is its own; `count` how many there are; `end` which of them, from 0, ends the turn: None where none does and the
     next message's opening ends it, and then the last of them may be that opening
     (`opens`). `closed_as` is the id that stands in the place of the first when
     nothing follows.
@@ -65,7 +65,8 @@ def find_ending(continued: str, closed: str, controls: Controls, turn_ends: froz
         words = len(closed.rstrip())
         if not continued.startswith(closed[:words]):
             return None
-        return Ending(following[0].start, 1, None, opens=True) if following else Ending(words, 0, None)
+        opens = bool(following) and not continued[words : following[0].start].strip()
+        return Ending(words, int(opens), None, opens)
     if not following or closed[: closing[0].start].rstrip() != continued[: following[0].start].rstrip():
         return None
     first = following[0]
@@ -97,8 +98,9 @@ def missing(ending: Ending, sampled: Sequence[int], rest: Sequence[int], is_cont
         return 0
     if ending.end is not None:
         return starts[ending.end]
-    # The control tokens before the next message's opening are part of the reply's last call.
-    return starts[-1] if ending.opens else starts[-1] + 1
+    # Nothing ends the turn but the next message's opening; the control tokens before it are part of the reply's last call.
+    own = len(starts) - ending.opens
+    return starts[own - 1] + 1 if own else 0
 
 
 def common_length(left: str, right: str) -> int:

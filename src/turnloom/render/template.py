@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from turnloom.errors import RenderError
+from turnloom.parse.formats import REASONING
 from turnloom.render.chat import ChatWriter
 from turnloom.render.contract import Rendered, Tokenizer, Unbridgeable
 from turnloom.render.ending import Control, common_length, find_ending, missing
@@ -28,10 +29,8 @@ from turnloom.types import Message, Text, Tool, ids
 
 SpecialTokens = Literal["plain", "template"]
 
-_REASONING_TAGS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+_REASONING_TAGS = tuple(tag for tags in REASONING for tag in (tags.opener, tags.closer))
 """A template that knows these cuts a reply's text at them, whether or not they are tokens."""
-
-_REASONING_OPENERS = ("<think>", "<think>\n", "[THINK]", "<|START_THINKING|>", "<|channel>thought\n")
 
 _STAND_IN = Message("user", (Text("."),))
 
@@ -224,4 +223,4 @@ def _spellings(words: str) -> Iterator[str]:
 
 def reasoning_open(text: str) -> bool:
     """Whether a prompt ends inside the model's reasoning."""
-    return text.endswith(_REASONING_OPENERS) or text.rstrip().endswith("<think>")
+    return text.rstrip().endswith(tuple(tags.opener for tags in REASONING))

@@ -122,7 +122,9 @@ class NoBridge:
     def __init__(self, renderer: Renderer) -> None:
         self.end_ids, self.render = renderer.end_ids, renderer.render
 
-    def bridge(self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool]) -> Unbridgeable:
+    def bridge(
+        self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool], *, calls_before: int = 0
+    ) -> Unbridgeable:
         return Unbridgeable("this template is never split")
 
 

@@ -46,7 +46,7 @@ TokenizerOption = Annotated[
     str | None, typer.Option("--tokenizer", help="A tokenizer's folder, hub id or .gguf file. Default: what the engine names.")
 ]
 ToolFormatOption = Annotated[
-    str, typer.Option("--tool-format", help="How the model writes tool calls: auto, hermes, qwen3_coder, none, or package.module:Name.")
+    str, typer.Option("--tool-format", help="How the model writes tool calls: auto, a format (see the docs), or package.module:Name.")
 ]
 MatchingOption = Annotated[
     str, typer.Option("--matching", help="When an echoed reply is the recorded one: canonical, strict, or package.module:name.")

@@ -10,6 +10,7 @@ import numpy as np
 
 from turnloom.core.align import agreement, sequence, shared_turns
 from turnloom.core.match import request_keys
+from turnloom.core.restore import restored, restored_tail
 from turnloom.core.tree import Pending, Tree
 from turnloom.errors import RenderError
 from turnloom.gateway.policy import SAMPLED, History
@@ -41,12 +42,17 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The sequence that the request may go on from: its turns, its ids, its last reply, and the request's index of each turn's reply."""
+    """The sequence that the request may go on from: its turns, its ids, its last reply, and the request's index of each turn's reply.
+
+    `tail` is what comes after that reply, and `calls_before` how many calls before it.
+    """
 
     chain: Sequence[Turn]
     ids: IntArray
     reply: Message
     places: Sequence[int]
+    tail: Sequence[Message]
+    calls_before: int
 
 
 async def prepare(tree: Tree, request: Request) -> Pending:
@@ -63,24 +69,27 @@ async def build_prompt(renderer: Renderer, tree: Tree, pending: Pending, history
     if pending.base is not None:
         chain = tree.chain(pending.base)
         at = {node: i for i, node in enumerate(pending.path, -1)}
-        held = _Held(chain, sequence(chain), tree.reply(pending.base), [at[tree.node_of[turn.id]] for turn in chain])
+        places = [at[tree.node_of[turn.id]] for turn in chain]
+        calls_before = sum(len(message.calls) for message in pending.request.messages[: places[-1]])
+        reply = tree.reply(pending.base)
+        held = _Held(chain, sequence(chain), reply, places, restored_tail(pending, reply), calls_before)
     encoded = pending.tail if history.policy == "sampled" else pending.request.messages
     size = sum(map(_size, encoded)) + sum(len(t.description) + len(t.parameters) for t in pending.request.tools)
     if size < _INLINE_CHARS:
-        return _build(renderer, pending, held, history)
-    return await asyncio.to_thread(_build, renderer, pending, held, history)
+        return _build(renderer, tree, pending, held, history)
+    return await asyncio.to_thread(_build, renderer, tree, pending, held, history)
 
 
-def _build(renderer: Renderer, pending: Pending, held: _Held | None, history: History) -> Prompt:
+def _build(renderer: Renderer, tree: Tree, pending: Pending, held: _Held | None, history: History) -> Prompt:
     if held is None:
-        return _whole(renderer, pending)
+        return _whole(renderer, tree, pending)
     if history.policy == "template":
-        return _rendered(renderer, pending, held, history.realign)
+        return _rendered(renderer, tree, pending, held, history.realign)
     bridged = _bridge(renderer, pending, held)
     if isinstance(bridged, Rendered):
         whole = ids(np.concatenate([held.ids, bridged.ids]))
         return Prompt(whole, bridged.ids, pending.base, None, bridged.reasoning_open, bridged.escaped)
-    prompt = _whole(renderer, pending)
+    prompt = _whole(renderer, tree, pending)
     agreed = agreement(held.ids, prompt.ids)
     if agreed == len(held.ids):
         return replace(prompt, appended=prompt.ids[agreed:], base=pending.base)
@@ -88,9 +97,9 @@ def _build(renderer: Renderer, pending: Pending, held: _Held | None, history: Hi
     return replace(_from_shared(prompt, held, agreed), fork=fork)
 
 
-def _rendered(renderer: Renderer, pending: Pending, held: _Held, realign: int) -> Prompt:
+def _rendered(renderer: Renderer, tree: Tree, pending: Pending, held: _Held, realign: int) -> Prompt:
     """The `template` policy: the template's own ids, from the deepest turn that they still go on from."""
-    prompt = _whole(renderer, pending)
+    prompt = _whole(renderer, tree, pending)
     agreed = agreement(held.ids, prompt.ids)
     replaced = len(held.ids) - agreed
     if not replaced:
@@ -104,8 +113,8 @@ def _rendered(renderer: Renderer, pending: Pending, held: _Held, realign: int) -
     return replace(_from_shared(prompt, held, agreed), fork=Fork(ForkKind.RERENDERED, place, detail, joined_by=joined))
 
 
-def _whole(renderer: Renderer, pending: Pending) -> Prompt:
-    rendered = renderer.render(pending.request.messages, pending.request.tools)
+def _whole(renderer: Renderer, tree: Tree, pending: Pending) -> Prompt:
+    rendered = renderer.render(restored(tree, pending), pending.request.tools)
     return Prompt(rendered.ids, rendered.ids, None, None, rendered.reasoning_open, rendered.escaped)
 
 
@@ -132,7 +141,8 @@ def _message_at(held: _Held, token: int) -> int:
 
 def _bridge(renderer: Renderer, pending: Pending, held: _Held) -> Rendered | Unbridgeable:
     try:
-        return renderer.bridge(held.reply, held.chain[-1].output.tolist(), pending.tail, pending.request.tools)
+        output = held.chain[-1].output.tolist()
+        return renderer.bridge(held.reply, output, held.tail, pending.request.tools, calls_before=held.calls_before)
     except RenderError as error:
         return Unbridgeable(f"the template refuses the stand-in history: {error}")
 

@@ -62,6 +62,7 @@ def test_a_channel_token_never_leaks_into_a_name() -> None:
     ("body", "status"),
     [
         ('{"path": "a"', CallStatus.UNCLOSED),
+        ('{"path": "a"} <|cal', CallStatus.UNCLOSED),
         ("", CallStatus.UNCLOSED),
         ('{"path": "a"} and<|call|>', CallStatus.INVALID_JSON),
         ("ls -la<|call|>", CallStatus.INVALID_JSON),
@@ -73,6 +74,12 @@ def test_body_that_is_no_object_is_text(body: str, status: CallStatus) -> None:
     found = run("harmony", HEADER + body)
     assert (found.text, found.calls) == (HEADER + body, [])
     assert [(record.status, record.name, record.raw) for record in found.records] == [(status, "bash", HEADER + body)]
+
+
+def test_two_recipients_are_none() -> None:
+    output = '<|channel|>commentary to=functions.bash to=functions.read_file<|message|>{"count": 1}<|call|>'
+    found = run("harmony", output)
+    assert (found.text, found.calls, found.statuses) == (output, [], [CallStatus.MALFORMED])
 
 
 @pytest.mark.parametrize("recipient", ["functions.rm", "python", "browser.search"])

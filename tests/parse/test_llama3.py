@@ -66,6 +66,22 @@ def test_calls_behind_the_tag_with_text_around() -> None:
     assert (found.calls, found.text) == ([("bash", {"path": "a}"}), ("read_file", {})], "Now:That was it.")
 
 
+def test_newlines_around_what_is_no_call_are_text() -> None:
+    output = f'Now:\n{TAG}{{"name": "rm", "parameters": {{}}}}\nmore'
+    assert run("llama3", output).text == output
+
+
+@pytest.mark.parametrize("twice", ['"name": "read_file", ', '"arguments": {}, '])
+def test_a_member_given_twice_is_malformed(twice: str) -> None:
+    output = f'{{{twice}"name": "bash", "parameters": {{}}}}'
+    found = run("llama3", output)
+    assert (found.text, found.calls, found.statuses) == (output, [], [CallStatus.MALFORMED])
+
+
+def test_half_a_surrogate_pair_in_arguments_is_spelled_as_its_escape() -> None:
+    assert run("llama3", '{"name": "bash", "parameters": {"path": "\ud83d"}}').spelled == ['{"path": "\\ud83d"}']
+
+
 def test_a_call_behind_the_tag_comes_out_before_the_reply_ends() -> None:
     from turnloom.parse.formats import parser_factory
     from turnloom.types import Tool

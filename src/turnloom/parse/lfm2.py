@@ -32,8 +32,8 @@ def _unquote(text: str) -> str:
             return _LETTERS.get(found[4], found[0])
         return chr(int(digits, 16)) if int(digits, 16) < 0x110000 else found[0]
 
-    # Two halves of a surrogate pair become the character that they spell, as in JSON.
-    return _ESCAPE.sub(escape, text[1:-1]).encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+    # Two halves of a surrogate pair stay two: JSON reads their escapes as the character that they spell.
+    return _ESCAPE.sub(escape, text[1:-1])
 
 
 SYNTAX = Syntax(('"', "'"), escapes=True)

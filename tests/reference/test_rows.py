@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.gateways import bench, follow, user
+from turnloom.core.unroll import Longest, Overlong
 from turnloom.store.contract import Limits
 from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine
 from turnloom.testing.tokenizers import qwen_tokenizer
@@ -295,6 +296,95 @@ async def test_r25_a_shared_turn_trains_on_the_first_leaf_only() -> None:
         )
         assert two.loss_mask[two.turn_index == 2].all()
         assert one.weight == two.weight == 0.5
+
+
+async def test_r23_a_message_tree_matched_by_what_was_said_and_forks_with_a_reason() -> None:
+    """An echo in another spelling goes on; a changed word starts a new sequence that says which one and where."""
+    async with bench(["One two", "More", "Other"]) as b:
+        body = user("a")
+        first = await b.post(body)
+        await b.post(follow(body, {"content": "One two \n"}, "go on"))
+        await b.post(follow(body, {"content": "One three"}, "go on"))
+        tree = (await b.session()).tree
+        one, two, three = tree.turns.values()
+        assert first.body["content"] == [{"type": "text", "text": "One two"}]
+        assert two.base == one.id
+        assert two.fork is None
+        assert three.base is None
+        assert three.fork is not None
+        assert (three.fork.kind, three.fork.message_index) == ("history_changed", 1)
+        assert three.fork.recorded.startswith(" two")
+        assert three.fork.came.startswith(" three")
+        assert b.tokenizer.decode(tree.held(three.id)[: three.prompt_len].tolist()[three.fork.token_index :]).startswith(" three")
+
+
+@pytest.mark.parametrize(
+    ("policy", "samples", "trained"),
+    [({}, 1, "all"), ({"history": "template"}, 2, "all"), ({"history": "template", "realign": 64}, 1, "replaced")],
+    ids=["bridged", "re-rendered", "realigned"],
+)
+async def test_r24_drift_in_the_last_response_is_bridged_forked_or_realigned_and_never_silent(
+    policy: dict, samples: int, trained: str
+) -> None:
+    """The model's own cuts are no encoder's. Only the explicit realignment leaves sampled tokens out, and says how many."""
+    tokenizer = qwen_tokenizer("qwen2.5")
+    split = tuple(t for piece in ("Same words, then tok", "eniz", "ation") for t in tokenizer.encode(piece))
+    async with bench([Reply(ids=split, end=tokenizer.control_tokens["<|im_end|>"]), "Yes."], **policy) as b:
+        body = user("a")
+        await b.post(follow(body, (await b.post(body)).body, "go on"))
+        session = await b.session()
+        found = session.unroll()
+        first, second = session.tree.turns.values()
+    assert len(found.samples) == samples
+    untrained = {u.turn_id: u for u in found.untrained}
+    total = sum(int(s.loss_mask.sum()) for s in found.samples)
+    if trained == "all":
+        assert not untrained
+        assert total == len(first.output) + len(second.output)
+    else:
+        assert second.fork is not None
+        assert (second.fork.kind, untrained[first.id].reason) == ("realigned", "replaced by realignment")
+        kept = second.kept - first.prompt_len
+        assert 0 < kept < len(first.output)
+        assert untrained[first.id].tokens == len(first.output) - kept
+        assert total == kept + len(second.output)
+
+
+async def test_r26_reward_statuses_and_weights_of_a_rollouts_samples() -> None:
+    """The full reward on each sample, weights that make the rollout count once, statuses, and a cut at the longest length."""
+    script = ["First", Reply(text="cut off", finish="length", end=-1), '<tool_call>\n{"name": "ls", "argu', "x " * 80]
+    async with bench(script) as b:
+        body = user("a", tools=TOOLS)
+        first = await b.post(body)
+        for text in ("left", "right", "long"):
+            await b.post(follow(body, first.body, text) | {"max_tokens": 300})
+        samples = await b.handle.finish(reward=0.5)
+        longest = max(len(s.token_ids) for s in samples) - 20
+        cut = (await b.session()).unroll(Longest(longest, Overlong.TRUNCATE))
+    assert [s.reward for s in samples] == [0.5] * 3
+    assert sum(s.weight for s in samples) == pytest.approx(1)
+    assert [s.statuses.get("truncated", 0) for s in samples] == [1, 0, 0]
+    assert [s.statuses.get("ill_formed_calls", 0) for s in samples] == [0, 1, 0]
+    assert [len(s.token_ids) for s in cut.samples] == [min(len(s.token_ids), longest) for s in samples]
+    assert [(u.tokens, u.reason) for u in cut.untrained] == [(20, "beyond the maximum sample length")]
+    assert cut.samples[2].statuses["cut"] == 1
+
+
+@pytest.mark.parametrize(("template", "folded"), [(None, False), ("qwen3_vl", True)], ids=["kept in place", "folded forward"])
+async def test_r31_a_system_message_in_the_middle_never_moves_ahead_of_a_recorded_turn(template: str | None, folded: bool) -> None:
+    tokenizer = qwen_tokenizer("qwen3", template)
+    async with bench(["One", "Two"], tokenizer=tokenizer) as b:
+        body = user("a")
+        later = follow(body, (await b.post(body)).body, "go on")
+        later["messages"].insert(2, {"role": "system", "content": "NOTE"})
+        assert (await b.post(later)).status == 200
+        tree = (await b.session()).tree
+        one, two = tree.turns.values()
+        appended = tokenizer.decode(two.appended.tolist())
+    assert two.base == one.id
+    assert two.fork is None
+    assert ("<|im_start|>system\nNOTE<|im_end|>" in appended) is not folded
+    assert ("<|im_start|>user\n<system-reminder>\nNOTE\n</system-reminder>\n\ngo on<|im_end|>" in appended) is folded
 
 
 async def test_r32_count_tokens_is_the_true_count() -> None:

@@ -91,11 +91,15 @@ class ChatWriter:
 
     def _assistant(self, message: Message) -> Item:
         self._know(message)
-        item: Item = {"role": "assistant", "content": self._shield(message.text)}
-        if message.reasoning and not (message.text and message.calls and Quirk.REASONING_WITHOUT_CALLS in self._traits):
+        # Blank text before a call is the format's own, which the template writes itself.
+        spoken = "" if message.calls and not message.text.strip() else message.text
+        item: Item = {"role": "assistant", "content": self._shield(spoken)}
+        if Quirk.EMPTY_REFUSED in self._traits and not message.text and not message.calls:
+            item["content"] = " "
+        if message.reasoning and not (spoken and message.calls and Quirk.REASONING_WITHOUT_CALLS in self._traits):
             item[self._traits.reasoning_key] = self._shield(message.reasoning)
         if message.calls and Quirk.CALLS_AS_TEXT in self._traits:
-            item["content"] = self._shield("\n".join(filter(None, [message.text, *map(_call_text, message.calls)])))
+            item["content"] = "\n".join(filter(None, [item["content"], *map(self._call_text, message.calls)]))
         elif message.calls:
             item["tool_calls"] = [self._call(c, self._arguments(c)) for c in message.calls]
         return item
@@ -120,18 +124,27 @@ class ChatWriter:
         function = {"name": self._shield(call.name), "arguments": arguments}
         return {"type": "function", "id": self._shield(self._shown(call.id)), "function": function}
 
+    def _call_text(self, call: ToolCall) -> str:
+        """A call for a template that has no place for calls: the hermes spelling. Its tags are not the message's text and become tokens."""
+        name, arguments = self._shield(json.dumps(call.name)), self._shield(call.arguments)
+        return f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
+
     def _know(self, message: Message) -> None:
         for call in message.calls:
             if Quirk.FUNCTION_IDS in self._traits:
                 self._shown_ids[call.id] = call.written or f"functions.{call.name}:{self._calls_before + len(self._shown_ids)}"
+            elif Quirk.NINE_LETTER_IDS in self._traits and _NINE.fullmatch(call.written):
+                self._shown_ids[call.id] = call.written
             self._calls[call.id] = call
 
     def _shown(self, call_id: str) -> str:
         """The id as the template reads it."""
+        if call_id in self._shown_ids:
+            return self._shown_ids[call_id]
         if Quirk.NINE_LETTER_IDS in self._traits and not _NINE.fullmatch(call_id):
             number = int.from_bytes(blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
             return "".join(_BASE62[number // 62**i % 62] for i in range(9))
-        return self._shown_ids.get(call_id, call_id)
+        return call_id
 
     def _alternating(self, chat: list[Item]) -> list[Item]:
         if Quirk.USER_IN_RESULT in self._traits:
@@ -213,11 +226,6 @@ def _with_tools_text(chat: list[Item], tools: Sequence[Mapping[str, Any]]) -> li
     if chat and chat[0]["role"] == "system":
         return [{**chat[0], "content": f"{chat[0]['content']}\n\n{text}"}, *chat[1:]]
     return [{"role": "system", "content": text}, *chat]
-
-
-def _call_text(call: ToolCall) -> str:
-    """A call as text, for a template that has no place for calls: the hermes spelling."""
-    return f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
 
 
 def _object(arguments: str) -> Any:

@@ -44,7 +44,7 @@ class Quirk(StrEnum):
     ARGUMENTS_AS_JSON = "arguments_as_json"
     """Arguments are given to the template as JSON text, not as an object."""
     NINE_LETTER_IDS = "nine_letter_ids"
-    """Call ids must be nine letters or digits: others are shown as a digest of that form."""
+    """Call ids must be nine letters or digits: the id that the model wrote, or a digest of that form."""
     FUNCTION_IDS = "function_ids"
     """Call ids are read as `functions.NAME:INDEX`: the id that the model wrote, or one of that form."""
     ONE_CALL = "one_call"
@@ -52,7 +52,9 @@ class Quirk(StrEnum):
     COUNTS_CALLS = "counts_calls"
     """What is written after a call depends on how many calls came before it: a bridge's stand-in history has as many."""
     SYSTEM_IN_USER = "system_in_user"
-    """No system message: it stands in front of the first user message."""
+    """No system message, or none while a tool result stands last: it stands in front of the first user message."""
+    EMPTY_REFUSED = "empty_refused"
+    """A reply without words and calls is refused: a space stands for it."""
     LATE_SYSTEM_FOLDED = "late_system_folded"
     """A system message after the first place is folded forward, as a reminder, into the user message that follows."""
     USERS_MERGED = "users_merged"
@@ -101,8 +103,11 @@ def find_traits(template: Apply) -> Traits:
     second = [*_user("."), call, dull, probe_call(found, WORD, first=1), probe_result(found, ".", 1)]
     if len({_ask(template, chat, tools, True).partition(WORD)[2] for chat in (first, second)}) > 1:
         found.add(Quirk.COUNTS_CALLS)
-    if not shows([_system(WORD), *_user(".")]):
+    in_result = Quirk.RESULTS_AS_TEXT not in found and not shows([_system(WORD), *_user("."), call, dull], tools)
+    if in_result or not shows([_system(WORD), *_user(".")]):
         found.add(Quirk.SYSTEM_IN_USER)
+    if not shows([*_user("."), _said(""), *_user(WORD)]) and shows([*_user("."), _said(" "), *_user(WORD)]):
+        found.add(Quirk.EMPTY_REFUSED)
     late = [*_user("."), _said("opened"), _system(WORD), *_user(".")]
     if WORD not in _ask(template, late, None, True).partition("opened")[2]:
         found.add(Quirk.LATE_SYSTEM_FOLDED)

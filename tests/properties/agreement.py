@@ -14,7 +14,7 @@ import functools
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -22,6 +22,7 @@ import orjson
 from tests.properties.driver import WIRE_TOOLS, Driver, MemoryResponder
 from tests.properties.replies import END, TOOLS, Replies, Said, plain_words
 from tests.properties.subjects import Subject
+from turnloom.core.match import call_key, visible_text
 from turnloom.errors import RenderError
 from turnloom.gateway.turn import take_turn
 from turnloom.render.quirks import Quirk
@@ -42,12 +43,21 @@ class Agreement:
     forked: int = 0
     rewrites: str = ""
     """The first place where the template wrote earlier text anew."""
+    unread: int = 0
+    """Prompts after a reply that was read as something else than the template spelled; not comparable either."""
+    misreads: str = ""
+    """The first of them."""
     wrong: list[str] = field(default_factory=list)
 
+    @property
+    def compared(self) -> int:
+        return self.bridged - self.rewritten - self.unread
+
     def add(self, other: Agreement) -> None:
-        for name in ("bridged", "rewritten", "same_text", "same_ids", "forked"):
+        for name in ("bridged", "rewritten", "same_text", "same_ids", "forked", "unread"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.rewrites = self.rewrites or other.rewrites
+        self.misreads = self.misreads or other.misreads
         self.wrong += other.wrong
 
 
@@ -61,7 +71,12 @@ class Faithful:
         self.found = Agreement()
         self.tools: tuple[Tool, ...] = ()
         self.appends = True
-        """So far the template only appended."""
+        """So far the template only appended, and every reply was read as it was meant."""
+        self.unread = False
+        self.meant: Message | None = None
+        control = subject.tokenizer.control_tokens
+        self.closed_as = {control["<|return|>"]: control["<|end|>"]} if subject.harmony else {}
+        """Harmony: what a model samples at its turn's end stays in a bridge; a history written anew has another id there."""
 
     async def run(self, turns: int) -> Agreement:
         driver, rng = self.driver, self.rng
@@ -82,6 +97,7 @@ class Faithful:
             out = MemoryResponder(None)
             turn = await take_turn(driver.parts, driver.session, driver.dialect, driver.dialect.read(orjson.dumps(body)), out)  # type: ignore[arg-type]
             self._compare(turn, history)
+            self._read_back(driver.session.tree.reply(turn.id), said)
             assert out.reply is not None
             content = json.loads(driver.dialect.write(out.reply))["content"]
             asked = [block["id"] for block in content if block["type"] == "tool_use"]
@@ -100,6 +116,11 @@ class Faithful:
             start = max(0, at - 12)
             self.found.rewrites = f"{before[start : at + 28]!r} becomes {text[start : at + 28]!r}"
 
+    def _read_back(self, read: Message, said: Said) -> None:
+        if self.appends and self.meant is not None and _meaning(read) != _meaning(self.meant):
+            self.appends, self.unread = False, True
+            self.found.misreads = self.found.misreads or f"{said.text!r} is read as {read.parts!r}"
+
     def _compare(self, turn: Turn, history: Sequence[Message]) -> None:
         if turn.base is None or turn.fork is not None:
             self.found.forked += turn.index > 0
@@ -107,9 +128,10 @@ class Faithful:
         found, tokenizer = self.found, self.subject.tokenizer
         found.bridged += 1
         if not self.appends:
-            found.rewritten += 1
+            found.unread += self.unread
+            found.rewritten += not self.unread
             return
-        prompt = self.driver.engine.calls[-1].prompt.tolist()
+        prompt = [self.closed_as.get(token, token) for token in self.driver.engine.calls[-1].prompt.tolist()]
         whole = self.subject.renderer.render(history, self.tools).ids.tolist()
         bridged, own = tokenizer.decode(prompt), tokenizer.decode(whole)
         if bridged != own:
@@ -129,6 +151,7 @@ class Faithful:
                 said = self._cut(prompt, self.subject.closed([*history, reply], self.tools)[1])
         except RenderError:
             said = None
+        self.meant = _without_end(reply) if said else None
         return said or Said(plain_words(self.rng), next(iter(self.replies.ends), None))
 
     def _cut(self, prompt: str, whole: str) -> Said | None:
@@ -159,5 +182,21 @@ class Faithful:
         cuts = [i for i in range(1, len(text)) if self.cut and self.rng.random() < 1 / CUT]
         pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         control = int(prompt[-1]) in tokenizer.special_ids
+        end = next((sampled for sampled, written in self.closed_as.items() if written == said.end), said.end)
         tokens = [token for i, piece in enumerate(pieces) for token in tokenizer.encode(piece, start=control and not i)]
-        return tokens if said.end is None else [*tokens, said.end]
+        return tokens if end is None else [*tokens, end]
+
+
+def _without_end(message: Message) -> Message:
+    parts = []
+    for part in message.parts:
+        if isinstance(part, ToolCall):
+            parts.append(replace(part, arguments=part.arguments.replace(f" {END}", "")))
+        else:
+            parts.append(replace(part, text=part.text.replace(f" {END}", "")))
+    return Message(message.role, tuple(parts))
+
+
+def _meaning(message: Message) -> tuple[str, list[str]]:
+    """Words and calls; a template may write no reasoning."""
+    return visible_text(message), sorted(call_key(call) for call in message.calls)

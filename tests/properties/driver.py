@@ -48,6 +48,7 @@ class Written:
     messages: Sequence[Message]
     tools: Sequence[Tool]
     rendered: Rendered
+    calls_before: int = 0
 
 
 class WatchedRenderer:
@@ -63,10 +64,12 @@ class WatchedRenderer:
         self.written.append(Written(None, (), messages, tools, rendered))
         return rendered
 
-    def bridge(self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool]) -> Rendered | Unbridgeable:
-        found = self._renderer.bridge(reply, output, new, tools)
+    def bridge(
+        self, reply: Message, output: Sequence[int], new: Sequence[Message], tools: Sequence[Tool], *, calls_before: int = 0
+    ) -> Rendered | Unbridgeable:
+        found = self._renderer.bridge(reply, output, new, tools, calls_before=calls_before)
         if isinstance(found, Rendered):
-            self.written.append(Written(reply, output, new, tools, found))
+            self.written.append(Written(reply, output, new, tools, found, calls_before))
         return found
 
 

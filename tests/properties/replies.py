@@ -18,7 +18,7 @@ from turnloom.errors import RenderError
 from turnloom.types import Message, Reasoning, Text, Tool, ToolCall
 
 WORDS = "the a file README.md fix test 你好 世界 naïve 🙂 def main(): return 42 <b> {x} \n\n   indented \t émigré 1234567 --".split(" ")
-PLAIN = "the a file README.md fix test 你好 世界 naïve 🙂 def main(): return 42 émigré 1234567 path/to it's indentation".split(" ")
+PLAIN = "the a file README.md fix test 你好 世界 naïve 🙂 def main(): return 42 émigré 1234567 path/to indentation".split(" ")
 """Words that no template trims and every one spells as they are."""
 
 POOL = 24
@@ -59,8 +59,9 @@ class Replies:
         ends = subject.renderer.end_ids | subject.tokenizer.eos_ids
         self.ends = sorted(ends)
         self.control = sorted(subject.tokenizer.control_tokens)
-        spelled = [subject.tokenizer.decode([token]) for token in self.ends]
-        self._ids = dict(zip(spelled, self.ends, strict=True))
+        closing = [*self.ends, *([subject.tokenizer.control_tokens["<|end|>"]] if subject.harmony else [])]
+        spelled = [subject.tokenizer.decode([token]) for token in closing]
+        self._ids = dict(zip(spelled, closing, strict=True))
         self._any_end = re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))) or "(?!)")
 
     def draw(self, rng: random.Random) -> Said:

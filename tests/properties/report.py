@@ -46,11 +46,9 @@ def _row(r: Result) -> list[str]:
 
 def _agreement(found: Agreement) -> str:
     """Of the bridged prompts that can be compared, those whose text is the template's."""
-    compared = found.bridged - found.rewritten
-    if not compared:
-        return "rewrites"
-    text = f"{found.same_text}/{compared}"
-    return f"{text}, rewrites {found.rewritten}" if found.rewritten else text
+    counts = [f"{found.same_text}/{found.compared}"] if found.compared else []
+    counts += [f"{n} {why}" for n, why in ((found.rewritten, "rewritten"), (found.unread, "unread")) if n]
+    return ", ".join(counts)
 
 
 def _drift(found: Agreement) -> str:
@@ -68,6 +66,7 @@ def document(found: Sequence[Result], sessions: int) -> str:
             *_cannot(found),
             *_refusals(usable),
             *_rewrites(usable),
+            *_misreads(usable),
             *_quirks(usable),
             *_vocabularies(usable),
         ]
@@ -82,7 +81,7 @@ def _introduction(found: Sequence[Result], sessions: int) -> list[str]:
         cut.add(r.cut)
         whole.add(r.whole)
     own = sum(r.exact for r in found)
-    compared = cut.bridged + whole.bridged - cut.rewritten - whole.rewritten
+    compared = cut.compared + whole.compared
     policies = ", ".join(
         f"{weight}% `{h.policy}`{f' with realign {h.realign}' if h.realign else ''}{' and strict matching' if not m.minted_ids else ''}"
         for h, m, weight in POLICIES
@@ -111,8 +110,8 @@ def _introduction(found: Sequence[Result], sessions: int) -> list[str]:
         " policy), not from the template, but for `template`.",
         "- **refused**: requests answered with status 400 because the template takes no such history; listed below.",
         "- **agreement**: with a faithful client, bridged prompts whose text is the template's own full rendering, of those that can be"
-        " compared. *rewrites*: prompts of conversations in which the template wrote earlier text anew, so there is nothing to compare"
-        " (a bridge keeps what was sampled).",
+        " compared. *rewritten*: prompts of conversations in which the template wrote earlier text anew, so that there is nothing to compare"
+        " (a bridge keeps what was sampled); *unread*: after a reply that the client got as something else than was meant.",
         "- **drift**: of the prompts that agree in text, the share whose ids are *not* those of encoding the text anew: what would be"
         f" trained on or sampled from wrongly without a bridge. *cut*: replies cut at one in {CUT} characters on average, each piece in the"
         " tokenizer's own segmentation; the last column: each reply encoded as one string, so that only the seams differ."
@@ -158,6 +157,20 @@ def _rewrites(found: Sequence[Result]) -> list[str]:
         example = r.cut.rewrites or r.whole.rewrites
         if example:
             lines.append(f"- `{r.name}` ({_why(r)}): {_code(example)}")
+    return [*lines, ""]
+
+
+def _misreads(found: Sequence[Result]) -> list[str]:
+    lines = [
+        "## Replies that are not read as they were meant",
+        "",
+        "The template spells calls or framing in a format that no parser of ours reads, or spells them ambiguously: the client gets them as"
+        " text. Tokens are exact all the same; only the conversations are not compared for agreement. The first reply that was met.",
+        "",
+    ]
+    for r in found:
+        if example := r.cut.misreads or r.whole.misreads:
+            lines.append(f"- `{r.name}`: {_code(example)}")
     return [*lines, ""]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from turnloom.errors import RenderError
@@ -14,7 +14,7 @@ from turnloom.render.chat import ChatWriter
 from turnloom.render.contract import Renderer
 from turnloom.render.harmony import HarmonyRenderer
 from turnloom.render.profile import Profile, find_profile
-from turnloom.render.quirks import Quirk, with_blocks
+from turnloom.render.quirks import Quirk
 from turnloom.render.shield import Shield
 from turnloom.render.template import ChatTemplateRenderer
 from turnloom.testing.corpus import ENTRIES, entry, load
@@ -41,7 +41,6 @@ class Subject:
     profile: Profile
     vocabulary: str = ""
     exact: bool = True
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def harmony(self) -> bool:
@@ -60,11 +59,8 @@ class Subject:
     def _written(self, messages: Sequence[Message], tools: Sequence[Tool], prompt: bool) -> str:
         traits = self.speller.traits
         shield = Shield(None, {}, frozenset(), messages, tools)
-        chat = ChatWriter(traits, shield).whole(messages)
-        if Quirk.CONTENT_BLOCKS in traits:
-            chat = [dict(with_blocks(message)) for message in chat]
         shown = None if Quirk.TOOLS_AS_TEXT in traits else shield.tools
-        return self.tokenizer.apply_template(chat, shown, generation_prompt=prompt, **self.kwargs)
+        return self.speller._apply(ChatWriter(traits, shield).whole(messages), shown, prompt)
 
 
 @functools.cache
@@ -80,7 +76,7 @@ def _subject(name: str, tokenizer: HFTokenizer, kwargs: Mapping[str, Any], vocab
     speller = ChatTemplateRenderer(tokenizer, kwargs)
     renderer: Renderer = HarmonyRenderer(tokenizer) if name == HARMONY else speller
     parser = parser_factory("auto", tokenizer.chat_template)
-    return Subject(name, tokenizer, renderer, speller, parser, find_profile(renderer, tokenizer), vocabulary, exact, kwargs)
+    return Subject(name, tokenizer, renderer, speller, parser, find_profile(renderer, tokenizer), vocabulary, exact)
 
 
 def names() -> list[str]:

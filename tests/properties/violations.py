@@ -165,7 +165,7 @@ def _again(driver: Driver, written: Written, messages: Sequence[Message]) -> obj
     renderer = driver.subject.renderer
     if written.reply is None:
         return renderer.render(messages, written.tools)
-    return renderer.bridge(written.reply, written.output, messages, written.tools)
+    return renderer.bridge(written.reply, written.output, messages, written.tools, calls_before=written.calls_before)
 
 
 def _only(rendered: Rendered, control: frozenset[int]) -> list[int]:

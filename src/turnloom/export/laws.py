@@ -111,7 +111,7 @@ def _turns(sample: Sample) -> list[Finding]:
 
 @dataclass(slots=True)
 class _Held:
-    """The first sample in which a turn appeared, and the row that trains on each of its tokens (0: none so far)."""
+    """The first sample that holds the most of a turn, and the row that trains on each of its tokens (0: none so far)."""
 
     row: int
     sample: Sample
@@ -159,15 +159,17 @@ class Across:
 
     def _shared_turns(self, row: int, sample: Sample) -> list[Finding]:
         found: list[Finding] = []
-        thin = replace(sample, weight_version=(), statuses={}, metadata={})  # what is compared later, no more
+        thin = replace(sample, weight_version=(), metadata={})  # what is compared later, no more
         for run in {run.turn: run for run in reversed(runs(sample))}.values():
+            trains = sample.loss_mask[run.start : run.end] == 1
             held = self.held.get((sample.session_id, run.turn))
             if held is None:
-                trains = sample.loss_mask[run.start : run.end] == 1
                 self.held[sample.session_id, run.turn] = _Held(row, thin, run, np.where(trains, row, 0))
                 continue
-            found += _once(held, row, sample, run)
-            found += _same_until(held, sample, run)
+            differs = _same_until(held, row, sample, run)
+            found += [*_once(held, row, run, trains), *differs]
+            if run.end > held.run.end and not differs:
+                held.row, held.sample, held.run = row, thin, run
         return found
 
 
@@ -178,10 +180,11 @@ class _Rollout:
     rewards: dict[str | None, tuple[int, float | None]] = field(default_factory=dict)
 
 
-def _once(held: _Held, row: int, sample: Sample, run: Run) -> list[Finding]:
-    common = min(len(held.trained_by), run.end - run.start)
-    trains = sample.loss_mask[run.start : run.start + common] == 1
-    before = held.trained_by[:common]
+def _once(held: _Held, row: int, run: Run, trains: npt.NDArray[np.bool_]) -> list[Finding]:
+    """Tokens count from the turn's first, so that a longer run of it is judged against a shorter one, and then remembered."""
+    if len(trains) > len(held.trained_by):
+        held.trained_by = np.pad(held.trained_by, (0, len(trains) - len(held.trained_by)))
+    before = held.trained_by[: len(trains)]
     again = np.flatnonzero(trains & (before > 0))
     found = []
     if again.size:
@@ -192,19 +195,31 @@ def _once(held: _Held, row: int, sample: Sample, run: Run) -> list[Finding]:
     return found
 
 
-def _same_until(held: _Held, sample: Sample, run: Run) -> list[Finding]:
-    """The sample against the one that held the turn first, up to the turn's end: ids and turns, then the turn's logprobs."""
+def _same_until(held: _Held, row: int, sample: Sample, run: Run) -> list[Finding]:
+    """The sample against the one that holds the most of the turn: ids and turns, then the turn's logprobs.
+
+    They agree up to the end of the turn, or of the shorter of its two runs where
+    that sample says that it was cut or realigned there.
+    """
     end = min(held.run.end, run.end)
     differs = (held.sample.token_ids[:end] != sample.token_ids[:end]) | (held.sample.turn_index[:end] != sample.turn_index[:end])
     where = np.flatnonzero(differs)
-    if where.size or held.run != run:
-        position = int(where[0]) if where.size else end
-        return [
-            Finding("prefix", f"shares turn {run.turn} with row {held.row} but differs from it before that turn's end", position=position)
-        ]
+    if where.size:
+        message = f"shares turn {run.turn} with row {held.row} but differs from it before that turn's end"
+        return [Finding("prefix", message, position=int(where[0]))]
+    if held.run.end != run.end:
+        short, long = ((held.row, held.sample), row) if held.run.end < run.end else ((row, sample), held.row)
+        if not _may_end(short[1], end):
+            message = f"turn {run.turn} ends here in row {short[0]}, which was not cut or realigned, and goes on in row {long}"
+            return [Finding("prefix", message, position=end)]
     before, here = held.sample.logprobs[run.start : end], sample.logprobs[run.start : end]
     other = np.flatnonzero((before != here) & ~(np.isnan(before) & np.isnan(here)))
     if not other.size:
         return []
     message = f"a token of turn {run.turn} has another logprob in row {held.row}"
     return [Finding("logprobs", message, position=run.start + int(other[0]))]
+
+
+def _may_end(sample: Sample, end: int) -> bool:
+    """Whether a turn of the sample may stop at `end` before all that was sampled: where it was cut, or a realigned turn goes on."""
+    return bool(sample.statuses.get("cut" if end == len(sample.token_ids) else "fork_realigned"))

@@ -18,7 +18,7 @@ LAWS: Mapping[str, str] = {
     "prompt_len": "prompt_len is the index of the first sampled token",
     "turns": "each turn is one contiguous run, turns in rising order",
     "once": "each sampled token trains at most once",
-    "prefix": "samples that share a turn are identical up to its end",
+    "prefix": "samples that share a turn are identical up to its end, or to where one says that it was cut or realigned",
     "weights": "the weights of a rollout's samples are positive and sum to 1",
     "rewards": "a rollout's samples have one reward, unless rewards are per lineage",
     "sample_index": "sample_index is unique within a session",

@@ -260,7 +260,8 @@ class Turn:
     escaped: int = 0
     """Control-token spellings found in message text and encoded as plain text."""
     respelled: int = 0
-    """Earlier replies that came back with other arguments under the ids minted for them; the recorded tokens stand."""
+    """Earlier replies that came back with other arguments under the ids minted for them, or as the beginning of a reply
+    that was cut off; the recorded tokens stand."""
     started: float = 0.0
     ended: float = 0.0
     error: str = ""

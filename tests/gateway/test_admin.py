@@ -13,6 +13,7 @@ from turnloom.errors import StoreError
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
 from turnloom.store.memory import MemoryStore
+from turnloom.testing.tokenizers import qwen_tokenizer
 
 
 async def test_a_session_from_open_to_drop() -> None:
@@ -123,6 +124,8 @@ REFUSED = [
     ("GET", "/sessions?offset=" + "9" * 5000, None, "offset"),
     ("GET", "/sessions?offset=" + "9" * 12, None, "offset"),
     ("GET", "/sessions/ID/samples?format=tar", None, "format"),
+    *(("GET", f"/sessions/ID/samples?max_tokens={n}", None, "max_tokens") for n in ("", "0", "1", "-5", "1.5", "x", "9" * 12, "9" * 5000)),
+    *(("GET", f"/sessions/ID/samples?max_tokens=9&overlong={word}", None, "overlong") for word in ("", "cut", "TRUNCATE")),
 ]
 
 
@@ -204,6 +207,70 @@ async def test_a_taken_id_is_refused() -> None:
     async with bench() as b:
         status, answer = await b.admin("POST", "/sessions", {"id": b.handle.id})
         assert (status, answer["error"]["type"]) == (400, "BadRequest")
+
+
+async def test_samples_are_cut_as_the_query_says() -> None:
+    async with bench(["One two three.", "Four five six."]) as b:
+        asked = user("Begin.")
+        first = await b.post(asked)
+        await b.post(follow(asked, first.body, "Go on."))
+
+        async def lines(query: str) -> list[dict[str, Any]]:
+            status, body = await b.admin("GET", f"/sessions/{b.handle.id}/samples{query}")
+            assert status == 200
+            return [json.loads(line) for line in body.splitlines()]
+
+        (whole,) = await lines("?overlong=drop")
+        ids, turns = whole["token_ids"], whole["turn_index"]
+        assert await lines(f"?max_tokens={len(ids)}") == [whole] == await lines("")
+        most = len(ids) - 2
+        (cut,) = await lines(f"?max_tokens={most}")
+        assert (cut["token_ids"], cut["statuses"]["cut"]) == (ids[:most], 1)
+        assert await lines(f"?max_tokens={most}&overlong=truncate") == [cut]
+        (of_whole_turns,) = await lines(f"?max_tokens={most}&overlong=turn")
+        assert of_whole_turns["token_ids"] == ids[: turns.index(1) - turns[turns.index(0) : turns.index(1)].count(-1)]
+        assert await lines(f"?max_tokens={most}&overlong=drop") == []
+
+
+async def test_forks_explain_themselves_in_status_and_tree() -> None:
+    async with bench(["One", "Two", "Three"]) as b:
+        asked = user("Count.", system="Be brief.")
+        first = await b.post(asked)
+        await b.post(follow(asked, first.body, "Next."))
+        await b.post({**asked, "system": "Be long."})
+        _, row = await b.admin("GET", f"/sessions/{b.handle.id}")
+        _, listed = await b.admin("GET", "/sessions")
+        _, tree = await b.admin("GET", f"/sessions/{b.handle.id}/tree")
+        turns = tree["turns"]
+        held = len(turns[0]["appended"]) + len(turns[0]["output"])
+        assert [t["kept"] for t in turns] == [0, held, 0]
+        assert [t["kept"] + len(t["appended"]) for t in turns] == [t["prompt_len"] for t in turns]
+        assert row["forks"] == {"system_changed": 1}
+        assert row["reencoded_tokens"] == {"system_changed": turns[2]["prompt_len"]}
+        assert listed["sessions"][0]["reencoded_tokens"] == row["reencoded_tokens"]
+        assert [t["fork"] for t in turns[:2]] == [None, None]
+        fork = turns[2]["fork"]
+        at = fork["token_index"]
+        assert (fork["kind"], fork["message_index"], fork["joined_by"]) == ("system_changed", 0, "")
+        assert "differs at character 3" in fork["detail"]
+        assert (fork["recorded"][:7], fork["came"][:6]) == (" brief.", " long.")
+        assert turns[0]["appended"][:at] == turns[2]["appended"][:at]
+        assert turns[0]["appended"][at] != turns[2]["appended"][at]
+
+
+async def test_a_realigned_turn_shows_what_it_kept() -> None:
+    """The template drops reasoning from history, so the reply gives way from its first token on."""
+    tokenizer = qwen_tokenizer("qwen3")
+    async with bench(["<think>\nHm.\n</think>\n\nOne", "Two"], tokenizer=tokenizer, history="template", realign=50) as b:
+        asked = user("Count.")
+        first = await b.post(asked)
+        await b.post(follow(asked, first.body, "Next."))
+        _, tree = await b.admin("GET", f"/sessions/{b.handle.id}/tree")
+        before, after = tree["turns"]
+        assert after["base"] == before["id"]
+        assert after["kept"] == before["prompt_len"]
+        assert (after["fork"]["kind"], after["fork"]["token_index"]) == ("realigned", after["kept"])
+        assert after["fork"]["joined_by"] == "history=sampled"
 
 
 async def test_healthz_and_metrics_are_open_and_true() -> None:

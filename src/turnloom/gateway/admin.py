@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -12,6 +13,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from turnloom.core.dump import summary
+from turnloom.core.unroll import Longest, Overlong
 from turnloom.errors import BadRequest, TurnloomError
 from turnloom.export.canonical import to_line
 from turnloom.gateway.body import check_json, read_body
@@ -161,7 +163,8 @@ class _Admin:
         chosen = http.query.get("format", "canonical")
         if chosen != "canonical":
             raise BadRequest(f"format {chosen!r} is not served here; use canonical, and `turnloom export` for other formats")
-        lines = map(to_line, (await self._session(http)).unroll().samples)
+        longest = _longest(http)
+        lines = map(to_line, (await self._session(http)).unroll(longest).samples)
         return web.Response(body=b"".join(line + b"\n" for line in lines), content_type="application/x-ndjson")
 
     async def reward(self, http: web.Request) -> web.Response:
@@ -220,8 +223,9 @@ def tree_json(session: Session) -> dict[str, Any]:
             "id": t.id,
             "index": t.index,
             "base": t.base,
-            "fork": {"kind": t.fork.kind, "message_index": t.fork.message_index, "detail": t.fork.detail} if t.fork else None,
+            "fork": asdict(t.fork) if t.fork else None,
             "prompt_len": t.prompt_len,
+            "kept": t.kept,
             "appended": t.appended.tolist(),
             "output": t.output.tolist(),
             "logprobs": t.logprobs.tolist(),
@@ -245,10 +249,19 @@ async def _body(http: web.Request, model: type[M]) -> M:
         raise BadRequest(f"{where}: {first['msg']}") from error
 
 
-def _number(http: web.Request, name: str, default: int, most: int) -> int:
+def _longest(http: web.Request) -> Longest:
+    """`max_tokens` and `overlong`, as `turnloom export` takes them."""
+    most = _number(http, "max_tokens", 0, 2**31 - 1, least=2) if "max_tokens" in http.query else None
+    chosen = http.query.get("overlong", Overlong.TRUNCATE)
+    if chosen not in list(Overlong):
+        raise BadRequest(f"overlong: must be one of {', '.join(Overlong)}")
+    return Longest(most, Overlong(chosen))
+
+
+def _number(http: web.Request, name: str, default: int, most: int, least: int = 0) -> int:
     raw = http.query.get(name, str(default))
-    if not raw.isdecimal() or len(raw) > 10 or int(raw) > most:
-        raise BadRequest(f"{name}: must be a whole number up to {most}")
+    if not raw.isdecimal() or len(raw) > 10 or not least <= int(raw) <= most:
+        raise BadRequest(f"{name}: must be a whole number from {least} to {most}")
     return int(raw)
 
 

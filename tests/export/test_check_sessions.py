@@ -231,3 +231,13 @@ def test_what_only_the_longer_runs_hold_trains_once() -> None:
     assert {(f.row, f.position) for f in report.findings} == {(3, 3), (3, 8)}
     context = replace(samples[2], loss_mask=np.zeros_like(third.loss_mask))
     assert check_samples([*samples[:2], context]).ok
+
+
+@pytest.mark.parametrize(("column", "law"), [("token_ids", "prefix"), ("logprobs", "logprobs")])
+def test_longer_runs_are_held_against_each_other(column: str, law: str) -> None:
+    """The first sample has one token of the turn; the others have four, and differ in the last."""
+    first, whole = realigned_beside_whole()
+    third = replace(whole, sample_index=2, loss_mask=np.zeros_like(whole.loss_mask))
+    samples = [replace(s, weight=1 / 3) for s in (first, whole, third)]
+    report = check_samples(changed(samples, (2, column, 5, getattr(whole, column)[5] - 1)))
+    assert [(f.law, f.row, f.position) for f in report.findings if f.position == 5] == [(law, 3, 5)]

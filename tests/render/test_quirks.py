@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from turnloom.render.contract import Rendered
+from turnloom.render.quirks import Quirk
 from turnloom.render.template import ChatTemplateRenderer
 from turnloom.testing.corpus import load
 from turnloom.types import Message, Reasoning, Text, Tool, ToolCall, ToolResult
@@ -75,3 +76,16 @@ def test_blank_text_before_a_call_is_not_written_beside_the_formats_own() -> Non
         return renderer.tokenizer.decode(renderer.render(history, [BASH]).ids.tolist())
 
     assert text(Text("\n\n")) == text()
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("trl/cohere2", False), ("llama.cpp/CohereForAI-c4ai-command-r7b-12-2024-tool_use", True), ("llama.cpp/Cohere2MoE", True)],
+)
+def test_a_template_numbers_calls_only_where_it_shows_them(name: str, counts: bool) -> None:
+    """One that refuses a second round of calls as messages does not count them: it gets them as text."""
+    renderer = renderer_of(name)
+    assert (Quirk.COUNTS_CALLS in renderer.traits) == counts
+    reply = Message("assistant", (ToolCall("c", "bash", '{"cmd": "ls"}'),))
+    result = Message("tool", (ToolResult("c", "a.txt"),))
+    assert isinstance(renderer.bridge(reply, (), [result], [BASH], calls_before=2), Rendered)

@@ -101,7 +101,8 @@ def find_traits(template: Apply) -> Traits:
         found.add(Quirk.USER_IN_RESULT)
     first = [*_user("."), probe_call(found, WORD), dull]
     second = [*_user("."), call, dull, probe_call(found, WORD, first=1), probe_result(found, ".", 1)]
-    if len({_ask(template, chat, tools, True).partition(WORD)[2] for chat in (first, second)}) > 1:
+    after = [_ask(template, chat, tools, True).partition(WORD) for chat in (first, second)]
+    if Quirk.CALLS_AS_TEXT not in found and all(word for _, word, _ in after) and after[0][2] != after[1][2]:
         found.add(Quirk.COUNTS_CALLS)
     in_result = Quirk.RESULTS_AS_TEXT not in found and not shows([_system(WORD), *_user("."), call, dull], tools)
     if in_result or not shows([_system(WORD), *_user(".")]):

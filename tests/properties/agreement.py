@@ -26,7 +26,7 @@ from turnloom.core.match import call_key, visible_text
 from turnloom.errors import RenderError
 from turnloom.gateway.turn import take_turn
 from turnloom.render.quirks import Quirk
-from turnloom.types import IntArray, Message, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
+from turnloom.types import IntArray, Message, Part, Reasoning, Text, Tool, ToolCall, ToolResult, Turn
 
 CUT = 100
 """Sampled replies are cut at one in so many of their characters, as a model that leaves the tokenizer's own segmentation now and then."""
@@ -151,7 +151,7 @@ class Faithful:
                 said = self._cut(prompt, self.subject.closed([*history, reply], self.tools)[1])
         except RenderError:
             said = None
-        self.meant = _without_end(reply) if said else None
+        self.meant = _meant(reply, said) if said else None
         return said or Said(plain_words(self.rng), next(iter(self.replies.ends), None))
 
     def _cut(self, prompt: str, whole: str) -> Said | None:
@@ -187,13 +187,14 @@ class Faithful:
         return tokens if end is None else [*tokens, end]
 
 
-def _without_end(message: Message) -> Message:
-    parts = []
+def _meant(message: Message, said: Said) -> Message:
+    """The reply less its last word, and less words that the template does not write with it."""
+    parts: list[Part] = []
     for part in message.parts:
         if isinstance(part, ToolCall):
             parts.append(replace(part, arguments=part.arguments.replace(f" {END}", "")))
-        else:
-            parts.append(replace(part, text=part.text.replace(f" {END}", "")))
+        elif isinstance(part, Text) and (text := part.text.replace(f" {END}", "")) in said.text:
+            parts.append(Text(text))
     return Message(message.role, tuple(parts))
 
 

@@ -110,7 +110,7 @@ def _introduction(found: Sequence[Result], sessions: int) -> list[str]:
         " policy), not from the template, but for `template`.",
         "- **refused**: requests answered with status 400 because the template takes no such history; listed below.",
         "- **agreement**: with a faithful client, bridged prompts whose text is the template's own full rendering, of those that can be"
-        " compared. *rewritten*: prompts of conversations in which the template wrote earlier text anew, so that there is nothing to compare"
+        " compared. *rewritten*: prompts of conversations in which the template wrote earlier text anew, so there is nothing to compare"
         " (a bridge keeps what was sampled); *unread*: after a reply that the client got as something else than was meant.",
         "- **drift**: of the prompts that agree in text, the share whose ids are *not* those of encoding the text anew: what would be"
         f" trained on or sampled from wrongly without a bridge. *cut*: replies cut at one in {CUT} characters on average, each piece in the"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 import shlex
@@ -22,11 +23,14 @@ from turnloom.export.canonical import COLUMNS
 from turnloom.export.parquet import SCHEMA
 from turnloom.export.report import LAWS
 from turnloom.gateway.metrics import Metrics
+from turnloom.gateway.policy import MATCHERS
 from turnloom.harness.contract import AgentOutcome
 from turnloom.harness.registry import HARNESSES
 from turnloom.parse.formats import FORMATS
+from turnloom.render import choose
+from turnloom.render.quirks import Quirk as TemplateQuirk
 from turnloom.rollout.contract import RolloutStatus
-from turnloom.types import CallStatus, FinishReason, ForkKind, Outcome
+from turnloom.types import CallStatus, FinishReason, Fork, ForkKind, Outcome
 from turnloom.wire.quirks import Quirk
 
 ROOT = Path(__file__).parent.parent
@@ -71,7 +75,7 @@ def options(command: object) -> set[str]:
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_has_a_section_with_its_options_and_an_example(verb: str) -> None:
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page("docs/cli.md"), re.M | re.S))
-    named = first_cells(sections[verb])
+    named = first_cells(sections[verb].partition("\n### ")[0])
     assert set(named) == options(VERBS[verb]) - {"--help", "-v"}
     assert any(f"turnloom {verb}" in code for code in blocks(sections[verb], "bash"))
 
@@ -126,6 +130,30 @@ def test_every_format_agent_quirk_and_public_name_is_named() -> None:
         assert f"`{name}`" in ALL, name
     for name in turnloom.__all__:
         assert re.search(rf"`[^`]*\b{name}\b[^`]*`", ALL), name
+
+
+def test_every_quirk_of_a_template_is_explained_under_doctor() -> None:
+    doctor = page("docs/cli.md").partition("\n## doctor\n")[2].partition("\n## ")[0]
+    table = first_cells(doctor.partition("\n### Quirks of a template\n")[2])
+    assert set(table) == {str(quirk) for quirk in TemplateQuirk}
+    for name, row in table.items():
+        assert len(row) == 3, name
+        assert all(len(cell.split()) > 2 for cell in row[1:]), name
+
+
+def test_every_file_of_a_format_and_of_rendering_is_in_the_architecture() -> None:
+    source = ROOT / "src/turnloom"
+    formats = [path for path in (source / "parse").glob("*.py") if re.search(r"^\w+ = Format\(", path.read_text("utf-8"), re.M)]
+    files = [path for path in (*formats, *(source / "render").glob("*.py"), *(source / "core").glob("*.py")) if path.stem != "__init__"]
+    assert len(files) > 30
+    for path in files:
+        assert f"`{path.relative_to(source)}`" in page("docs/architecture.md"), path
+
+
+def test_every_matcher_renderer_and_field_of_a_fork_is_named() -> None:
+    for name in (*MATCHERS, *choose.NAMES):
+        assert f"`{name}`" in page("docs/cli.md"), name
+    assert {field.name for field in dataclasses.fields(Fork)} <= set(first_cells(page("docs/gateway.md")))
 
 
 # What is named exists

@@ -180,13 +180,19 @@ class CallStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One attempt at a tool call: `raw` is all its text, [start, end) its characters in the decoded output."""
+    """One attempt at a tool call.
+
+    `raw` is all its text, [start, end) its characters in the decoded output, and
+    [first_token, end_token) the ids of the output that hold any of them.
+    """
 
     status: CallStatus
     name: str
     raw: str
     start: int
     end: int
+    first_token: int = 0
+    end_token: int = 0
 
 
 class ForkKind(StrEnum):

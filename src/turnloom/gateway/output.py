@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -12,6 +13,7 @@ from turnloom.parse.contract import Parser
 from turnloom.parse.stops import StopTrimmer
 from turnloom.render.contract import Tokenizer
 from turnloom.render.detokenize import IncrementalDecoder
+from turnloom.render.spans import TokenSpans
 from turnloom.types import CallRecord, Finish, FinishReason, FloatArray, IntArray, Message, VersionSpan, floats, ids
 from turnloom.wire.contract import ReplyEvent
 from turnloom.wire.reply import ReplyBuilder
@@ -24,6 +26,7 @@ class Output:
         self, tokenizer: Tokenizer, parser: Parser, builder: ReplyBuilder, *, end_ids: frozenset[int], stop: Sequence[str] = ()
     ) -> None:
         self._decoder = IncrementalDecoder(tokenizer)
+        self._spans = TokenSpans(tokenizer)
         self._parser = parser
         self._builder = builder
         self._end_ids = end_ids
@@ -49,7 +52,7 @@ class Output:
             else:
                 text_ids += [*self._held, token]
                 self._held.clear()
-        return self._parse(self._decoder.feed(text_ids)) if text_ids else []
+        return self._parse(self._decoded(text_ids)) if text_ids else []
 
     def close(self) -> list[ReplyEvent]:
         """The end of the output, whole or not: everything held back comes out. Closing twice gives nothing more."""
@@ -60,7 +63,7 @@ class Output:
             self._held.pop()
         while self._held and self._held[-1] in self._end_ids:
             self._held.pop()
-        tail = self._parse(self._decoder.feed(self._held) + self._decoder.finish())
+        tail = self._parse(self._decoded(self._held, last=True))
         rest = self._stops.finish()
         events = list(chain(self._parser.feed(rest) if rest else [], self._parser.finish()))
         return tail + [self._builder.feed(e) for e in events]
@@ -69,6 +72,11 @@ class Output:
         """Whether the engine stopped at this last token: it names it, or names nothing. What stands before it is the model's own."""
         finish = self._finish
         return finish is not None and finish.reason is FinishReason.STOP and finish.matched in (None, token)
+
+    def _decoded(self, token_ids: list[int], *, last: bool = False) -> str:
+        text = self._decoder.feed(token_ids) + (self._decoder.finish() if last else "")
+        self._spans.add(token_ids, text)
+        return text
 
     def _parse(self, text: str) -> list[ReplyEvent]:
         visible = self._stops.feed(text)
@@ -93,7 +101,11 @@ class Output:
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:
-        return tuple(self._parser.records)
+        return tuple(
+            replace(record, first_token=first, end_token=end)
+            for record in self._parser.records
+            for first, end in [self._spans.of(record.start, record.end)]
+        )
 
     def message(self) -> Message:
         return self._builder.message()

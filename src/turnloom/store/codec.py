@@ -236,12 +236,16 @@ def decode_versions(data: Json) -> tuple[VersionSpan, ...]:
     return tuple(VersionSpan(version, start, end) for version, start, end in data)
 
 
+_CALL_FIELDS = ("name", "raw", "start", "end", "first_token", "end_token")
+"""Rows of an earlier version have no tokens."""
+
+
 def encode_calls(calls: Sequence[CallRecord]) -> Json:
-    return [[call.status, call.name, call.raw, call.start, call.end] for call in calls]
+    return [[call.status, *(getattr(call, name) for name in _CALL_FIELDS)] for call in calls]
 
 
 def decode_calls(data: Json) -> tuple[CallRecord, ...]:
-    return tuple(CallRecord(CallStatus(status), name, raw, start, end) for status, name, raw, start, end in data)
+    return tuple(CallRecord(CallStatus(status), *fields) for status, *fields in data)
 
 
 def encode_turn(turn: Turn) -> Json:

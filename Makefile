@@ -53,12 +53,13 @@ define INSTALL
 	| awk '/^ *Downloading / && !/\.metadata / { sub(/^ */, "    "); print; fflush() } /^Installing collected/ { print "    installing"; fflush() }'
 endef
 
-.PHONY: help demo test laws lint venv clean
+.PHONY: help demo test laws mutants lint venv clean
 
 help:
 	@echo "make demo [AGENT=sdk-agent|pi|claude-code] [N=4]   run a real agent on a small task and check the samples"
 	@echo "make test                                          run every test"
 	@echo "make laws [SESSIONS=2000]                          every law on every chat template of the corpus; writes docs/exactness.md"
+	@echo "make mutants [SAMPLE=100] [SEED=1]                 small errors put into core and render, one at a time; the tests must see 85 of 100"
 	@echo "make lint                                          ruff, mypy --strict, import-linter"
 	@echo "make venv                                          print the virtual environment's folder"
 	@echo "make clean                                         remove this checkout's virtual environment and runs/"
@@ -72,6 +73,10 @@ test: $(VENV)/.test
 
 laws: $(VENV)/.test
 	@'$(BIN)/python' -m tests.properties.laws --sessions '$(or $(SESSIONS),2000)'
+
+# About twenty minutes on two cores. Broken off, it goes on where it stopped.
+mutants: $(VENV)/.mutants
+	@'$(BIN)/python' tests/mutants/run.py --folder '$(VENV)/mutants' --sample '$(or $(SAMPLE),100)' --seed '$(or $(SEED),1)'
 
 lint: $(VENV)/.lint
 	'$(BIN)/ruff' check .
@@ -107,6 +112,11 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.made
 	@echo "==> installing turnloom and what its tests need (about 700 MB in all, once)"
 	@$(call INSTALL,test)
 	@touch '$@' '$(VENV)/.demo'
+
+$(VENV)/.mutants: pyproject.toml | $(VENV)/.made
+	@echo "==> installing turnloom, what its tests need and mutmut (once)"
+	@$(call INSTALL,mutants)
+	@touch '$@' '$(VENV)/.test' '$(VENV)/.demo'
 
 $(VENV)/.lint: pyproject.toml | $(VENV)/.made
 	@echo "==> installing turnloom and its linters (once)"

@@ -137,7 +137,9 @@ def _said(result: Result) -> str:
 def results(chosen: Sequence[str], sessions: int, jobs: int) -> Iterator[Result]:
     """In the corpus's order."""
     families = [list(group) for _, group in groupby(sorted(chosen, key=_family), _family)]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["tests.properties.laws"])
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
         found = {r.name: r for some in pool.map(_some, families, [sessions] * len(families)) for r in some}
     yield from (found[name] for name in chosen)
 

@@ -59,6 +59,7 @@ class Replies:
         ends = subject.renderer.end_ids | subject.tokenizer.eos_ids
         self.ends = sorted(ends)
         self.control = sorted(subject.tokenizer.control_tokens)
+        self.any_control = re.compile("|".join(map(re.escape, sorted(self.control, key=len, reverse=True))) or "(?!)")
         closing = [*self.ends, *([subject.tokenizer.control_tokens["<|end|>"]] if subject.harmony else [])]
         spelled = [subject.tokenizer.decode([token]) for token in closing]
         self._ids = dict(zip(spelled, closing, strict=True))

@@ -188,7 +188,7 @@ def _code(text: str) -> str:
 
 
 def _quirks(found: Sequence[Result]) -> list[str]:
-    lines = ["## Quirks", "", "What a template has no place for, found by asking it; `turnloom doctor` says it of any.", ""]
+    lines = ["## Quirks", "", "What a template has no place for, found by asking it; [what each means](cli.md#quirks-of-a-template).", ""]
     for quirk in Quirk:
         having = [f"`{r.name}`" for r in found if r.profile and quirk in r.profile.quirks]
         lines += [f"- **{quirk}**: {', '.join(having)}"] if having else []

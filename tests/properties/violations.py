@@ -145,7 +145,7 @@ CHECKED = 2
 
 def _control_tokens(driver: Driver) -> Iterator[str]:
     """Text that spells control tokens adds none: the same messages with a harmless word in each spelling's place have the same."""
-    spelled = re.compile("|".join(map(re.escape, sorted(driver.replies.control, key=len, reverse=True))) or "(?!)")
+    spelled = driver.replies.any_control
     control = frozenset(driver.subject.tokenizer.control_tokens.values())
     checked = 0
     for written in driver.renderer.written:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tests.properties.agreement import CUT, Agreement
-from tests.properties.laws import FAITHFUL_SHARE, FAITHFUL_TURNS, LONGEST_PLAN, POLICIES, Result
+from tests.properties.trials import FAITHFUL_SHARE, FAITHFUL_TURNS, LONGEST_PLAN, POLICIES, Result
 from tests.properties.violations import LAWS
 from turnloom.render.quirks import Quirk
 from turnloom.testing.tokenizers import TEMPLATES

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.properties.agreement import Faithful
-from tests.properties.laws import session_of
 from tests.properties.replies import Replies
 from tests.properties.subjects import Subject, subject_of
+from tests.properties.trials import session_of
 from tests.properties.violations import by_law, violations
 from turnloom.core import unroll as unrolling
 from turnloom.core.unroll import Unrolled

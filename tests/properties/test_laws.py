@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.properties.agreement import Faithful
 from tests.properties.driver import ACTIONS, Driver
-from tests.properties.laws import session_of
 from tests.properties.replies import Replies, words
 from tests.properties.subjects import subject_of
+from tests.properties.trials import session_of
 from tests.properties.violations import violations
 from turnloom.core.dump import dump_samples, dump_tree, summary
 from turnloom.core.tree import Tree

@@ -231,7 +231,7 @@ def tree_json(session: Session) -> dict[str, Any]:
             "logprobs": t.logprobs.tolist(),
             "finish_reason": t.finish.reason,
             "outcome": t.outcome,
-            "calls": [{"status": c.status, "name": c.name, "start": c.start, "end": c.end} for c in t.calls],
+            "calls": [{name: getattr(c, name) for name in ("status", "name", "start", "end", "first_token", "end_token")} for c in t.calls],
             "error": t.error,
         }
         for t in session.tree.turns.values()

@@ -113,7 +113,7 @@ def shown(message: Message) -> str:
 
 def escaped(text: str) -> str:
     """Control characters as escapes, so that nothing written by a model moves the cursor."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode("ascii") for c in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def clip(text: str, width: int) -> str:

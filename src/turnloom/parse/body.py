@@ -1,4 +1,4 @@
-"""One call's block, from its opening tag to its closing tag: the promise of a body format. Knows no format itself.
+"""One block, from its opening tag to its end, with a call or several: the promise of a body format. Knows no format itself.
 
 A body finds the end of its own block, because only it knows where a closing tag
 is an end and where it is part of a value. Offsets count characters from the
@@ -7,7 +7,7 @@ block's first, the first of its opening tag.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -42,17 +42,22 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """`arguments` is the JSON text of an object where `status` is OK, else empty. `written` is the model's own id for the call."""
+class Attempt:
+    """One attempt at a call in a block. `arguments` is the JSON text of an object where `status` is OK; `written` the model's own id.
+
+    Of several in a block each one's text goes from where the one before ended to
+    `end`, an offset in the block; the last one's to the block's end.
+    """
 
     status: CallStatus
     name: str = ""
     arguments: str = ""
     written: str = ""
+    end: int = 0
 
 
 class Body(Protocol):
-    """One block's body; made with the offset of its opener."""
+    """One block's body; made with the offset of its first character, which is no blank."""
 
     opener: ClassVar[str]
     """The first characters after the opening tag and blanks; empty: any."""
@@ -74,11 +79,18 @@ class Body(Protocol):
         """The output is over. None: the block never ended."""
         ...
 
-    def decode(self, raw: str, tools: Mapping[str, Tool]) -> Decoded:
-        """What the whole block `raw` says, once it ended with status None."""
+    def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
+        """What the whole block `raw` says, once it ended with status None; at least one attempt."""
         ...
 
 
 def printable(name: str) -> str:
     """A name fit for a record: a lone surrogate becomes its escape."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def undeclared(name: str, tools: Collection[str]) -> Attempt | None:
+    """What a call of that name is, whatever else it says; None: it is one to a declared tool."""
+    if not name:
+        return Attempt(CallStatus.MISSING_NAME)
+    return None if name in tools else Attempt(CallStatus.UNKNOWN_TOOL, printable(name))

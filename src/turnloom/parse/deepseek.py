@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from turnloom.parse.body import Decoded
+from turnloom.parse.body import Attempt
 from turnloom.parse.format import Format
 from turnloom.parse.headed_json import HeadedJsonBody
 from turnloom.parse.markup import Markup
@@ -26,8 +26,8 @@ class V3Body(HeadedJsonBody):
     fence: ClassVar[str] = _FENCE
     tail: ClassVar[tuple[str, ...]] = ("```", _CLOSE)
 
-    def decode(self, raw: str, tools: Mapping[str, Tool]) -> Decoded:
-        return super().decode(raw, tools) if self._labels[0] == "function" else Decoded(CallStatus.MALFORMED)
+    def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
+        return super().decode(raw, tools) if self._labels[0] == "function" else [Attempt(CallStatus.MALFORMED)]
 
 
 class V31Body(HeadedJsonBody):

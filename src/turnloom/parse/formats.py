@@ -36,6 +36,7 @@ FORMATS: dict[str, Format] = {
         phi4.FORMAT,
         phi4.GRANITE,
         cohere.FORMAT,
+        cohere.AYA,
         llama3.FORMAT,
         xml_body.FORMAT,
         json_body.FORMAT,

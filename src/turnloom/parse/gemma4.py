@@ -12,12 +12,13 @@ import re
 from collections.abc import Mapping
 
 from turnloom.parse import schema, strict_json
-from turnloom.parse.blocks import Tags, ValueBlock, blocks
-from turnloom.parse.body import printable
+from turnloom.parse.body import Attempt, undeclared
 from turnloom.parse.format import Format
-from turnloom.parse.literal import PRINTED, Cursor, Notation, spell
+from turnloom.parse.literal import Cursor, Notation
+from turnloom.parse.markup import Markup
 from turnloom.parse.nesting import Syntax
-from turnloom.parse.reader import Attempt
+from turnloom.parse.tags import tagged
+from turnloom.parse.value_body import ValueBody
 from turnloom.types import CallStatus, Tool
 
 _QUOTE = '<|"|>'
@@ -30,32 +31,34 @@ NOTATION = Notation(
 )
 
 
-class Gemma4Block(ValueBlock):
-    tags = Tags("<|tool_call>", "<tool_call|>", CallStatus.MALFORMED)
+_MARKUP = Markup("<|tool_call>", "<tool_call|>")
+
+
+class Gemma4Body(ValueBody):
+    fault = CallStatus.MALFORMED
+    tail = (_MARKUP.close,)
     syntax = Syntax((_QUOTE,), escapes=False)
-    head = re.compile(r"<\|tool_call>[ \t\r\n]*call:(?P<name>[^\[\](){}<>\s]*)(?=\{)")
-    unfinished = re.compile(r"<\|tool_call>[ \t\r\n]*(?:c|ca|cal|call|call:[^\[\](){}<>\s]*)?")
+    head = re.compile(r"call:(?P<name>[^\[\](){}<>\s]*)(?=\{)")
+    unfinished = re.compile(r"c|ca|cal|call|call:[^\[\](){}<>\s]*")
 
     def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
         name = self.name
-        if not name:
-            return [Attempt(CallStatus.MISSING_NAME, len(raw))]
-        if name not in tools:
-            return [Attempt(CallStatus.UNKNOWN_TOOL, len(raw), printable(name))]
-        cursor = Cursor(NOTATION, raw, self.value_at)
+        if (failed := undeclared(name, tools)) is not None:
+            return [failed]
+        cursor = Cursor(NOTATION, raw, self.span[0])
         root = schema.load(tools[name].parameters)
         try:
             cursor.expect("{")
-            arguments = spell(cursor.members("}", ":", lambda key: _value(cursor, key, root)))
+            arguments = strict_json.spell(cursor.members("}", ":", lambda key: _value(cursor, key, root)))
         except ValueError:
-            return [Attempt(CallStatus.MALFORMED, len(raw), name)]
-        return [Attempt(CallStatus.OK, len(raw), name, strict_json.escape_surrogates(arguments))]
+            return [Attempt(CallStatus.MALFORMED, name)]
+        return [Attempt(CallStatus.OK, name, arguments)]
 
 
 def _value(cursor: Cursor, key: str, root: Mapping[str, object]) -> str:
     start = cursor.at
     word = cursor.word()
-    if word and word not in PRINTED and strict_json.kind(word) is None:
+    if word and word not in schema.PRINTED and strict_json.kind(word) is None:
         typed = schema.encode(word, schema.types_of(key, root))
         if typed is not None:
             return typed
@@ -64,4 +67,4 @@ def _value(cursor: Cursor, key: str, root: Mapping[str, object]) -> str:
     return cursor.value(2)
 
 
-FORMAT = Format("gemma4", lambda template: "<|tool_call>" in template, blocks(Gemma4Block))
+FORMAT = Format("gemma4", lambda template: "<|tool_call>" in template, tagged(Gemma4Body, markup=_MARKUP))

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import ClassVar
 
-from turnloom.parse.body import TOOL_CLOSE, TOOL_OPEN, Broken, Decoded, Ended
+from turnloom.parse.body import TOOL_CLOSE, TOOL_OPEN, Attempt, Broken, Ended
 from turnloom.parse.format import Format
 from turnloom.parse.tags import tagged
 from turnloom.parse.walk import Parameter, TagWalk, typed_call
@@ -70,7 +70,7 @@ class GlmBody(TagWalk):
     def finish(self) -> Ended | None:
         return Ended(self._doubtful, CallStatus.MALFORMED) if self._doubtful > self._reopened else None
 
-    def decode(self, raw: str, tools: Mapping[str, Tool]) -> Decoded:
+    def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
         return typed_call(self.name, [(one.key, raw[one.start : one.end]) for one in self._parameters], tools, framed=False)
 
     def _labelled(self, label: str | None, window: str, end: int) -> tuple[int, Ended | Broken | None]:

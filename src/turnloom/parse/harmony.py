@@ -22,13 +22,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from turnloom.parse import strict_json
 from turnloom.parse.body import printable
 from turnloom.parse.contract import Parser
 from turnloom.parse.format import Format, ReasoningTags
+from turnloom.parse.json_calls import read_arguments
 from turnloom.parse.nesting import JSON, Nesting
-from turnloom.parse.reader import Attempt, Reader, State
-from turnloom.types import CallRecord, CallStatus, Tool
+from turnloom.parse.reader import Reader, State, ready
+from turnloom.types import CallStatus, Tool
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -71,7 +71,7 @@ class HarmonyParser(Reader):
     def _between(self, window: str) -> int:
         """Between messages there is nothing, so what there is comes out as text."""
         found = _OPENER.search(window)
-        stop = found.start() if found else _ready(window, _OPENERS)
+        stop = found.start() if found else ready(window, 0, _OPENERS)
         self._emit(window[:stop])
         if found:
             self._open(self._at + stop)
@@ -113,7 +113,7 @@ class HarmonyParser(Reader):
 
     def _message(self, window: str) -> int:
         found = _END.search(window)
-        stop = found.start() if found else _ready(window, _ENDS)
+        stop = found.start() if found else ready(window, 0, _ENDS)
         self._emit(window[:stop], reasoning=self._reasoning)
         if found is None:
             return stop
@@ -173,15 +173,7 @@ class HarmonyParser(Reader):
         return self._raw().partition(_MESSAGE)[2].strip()
 
     def _end_call(self, arguments: str) -> None:
-        raw, name = self._raw(), printable(self._name)
-        if not self._name:
-            self._fail(raw, CallStatus.MISSING_NAME)
-        elif self._name not in self._tools:
-            self._fail(raw, CallStatus.UNKNOWN_TOOL, name)
-        elif not strict_json.is_object(arguments):
-            self._fail(raw, CallStatus.INVALID_JSON, name)
-        else:
-            self._close(raw, [Attempt(CallStatus.OK, len(raw), name, strict_json.escape_surrogates(arguments))])
+        self._close(self._raw(), [read_arguments(self._name, arguments, self._tools)])
         self._reasoning, self._state = False, self._between
 
     def _lose(self, status: CallStatus) -> None:
@@ -193,7 +185,7 @@ class HarmonyParser(Reader):
 
     def _lost(self, window: str) -> int:
         found = _END.search(window)
-        stop = found.end() if found else _ready(window, _ENDS)
+        stop = found.end() if found else ready(window, 0, _ENDS)
         self._emit(window[:stop])
         self._keep(window[:stop])
         if found:
@@ -201,8 +193,7 @@ class HarmonyParser(Reader):
         return stop
 
     def _record_lost(self) -> None:
-        raw, self._pieces = self._raw(), []
-        self.records.append(CallRecord(self._fault, printable(self._name), raw, self._start_at, self._start_at + len(raw)))
+        self._note(self._fault, printable(self._name))
         self._reasoning, self._state = False, self._between
 
     def _end_of_output(self, held: str) -> None:
@@ -222,12 +213,6 @@ class HarmonyParser(Reader):
             self._state = self._between
         else:
             self._emit(held, reasoning=self._reasoning)
-
-
-def _ready(window: str, tags: tuple[str, ...]) -> int:
-    """Where what could still become one of the tags starts, or the end."""
-    at = window.rfind("<", max(0, len(window) - max(map(len, tags)) + 1))
-    return at if at >= 0 and any(tag.startswith(window[at:]) for tag in tags) else len(window)
 
 
 def _build(tools: Sequence[Tool], reasoning_open: bool, reasoning: ReasoningTags | None) -> Parser:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from turnloom.parse import strict_json
-from turnloom.parse.body import MAX_LABEL, Broken, Decoded, Ended, printable
-from turnloom.parse.json_scan import JsonScan
+from turnloom.parse.body import MAX_LABEL, Attempt, Broken, Ended, undeclared
+from turnloom.parse.nesting import Bracketed
 from turnloom.types import CallStatus, Tool
 
 _LABEL = re.compile(r"[^<\n]*")
@@ -35,17 +35,15 @@ class HeadedJsonBody:
         self._carry = ""
         self._labels: list[str] = []
         self._fenced = not self.fence
-        self._start = -1
-        """Where the object starts, once it does."""
-        self._scan = JsonScan(0, self.tail)
+        self._value: Bracketed | None = None
 
     @property
     def name(self) -> str:
         return self._labels[-1] if len(self._labels) == len(self.separators) else ""
 
     def feed(self, text: str) -> Ended | Broken | None:
-        if self._start >= 0:
-            return self._scan.feed(text)
+        if self._value is not None:
+            return self._value.feed(text)
         window, self._carry = self._carry + text, ""
         i = 0
         while len(self._labels) < len(self.separators):
@@ -79,27 +77,21 @@ class HeadedJsonBody:
         if i == len(window):
             self._wait(window, i)
             return None
-        self._start = self._at + i
-        self._scan = JsonScan(self._start, self.tail)
-        if window[i] != "{":
-            self._scan.end = self._start
-        return self._scan.feed(window[i:])
+        self._value = Bracketed(self._at + i, self.tail, CallStatus.INVALID_JSON, absent=window[i] != "{")
+        return self._value.feed(window[i:])
 
     def finish(self) -> Ended | None:
         return None
 
-    def decode(self, raw: str, tools: Mapping[str, Tool]) -> Decoded:
-        return self._call(self.name, raw, tools)
+    def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
+        return [self._call(self.name, raw, tools)]
 
-    def _call(self, name: str, raw: str, tools: Mapping[str, Tool], written: str = "") -> Decoded:
-        arguments = raw[self._start : self._scan.end] or "{}"
+    def _call(self, name: str, raw: str, tools: Mapping[str, Tool], written: str = "") -> Attempt:
+        assert self._value is not None
+        arguments = raw[self._value.start : self._value.end] or "{}"
         if not strict_json.is_object(arguments):
-            return Decoded(CallStatus.INVALID_JSON)
-        if not name:
-            return Decoded(CallStatus.MISSING_NAME)
-        if name not in tools:
-            return Decoded(CallStatus.UNKNOWN_TOOL, printable(name))
-        return Decoded(CallStatus.OK, name, strict_json.escape_surrogates(arguments), written)
+            return Attempt(CallStatus.INVALID_JSON)
+        return undeclared(name, tools) or Attempt(CallStatus.OK, name, strict_json.escape_surrogates(arguments), written)
 
 
 def _label_end(window: str, at: int) -> int:

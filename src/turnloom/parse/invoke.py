@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from turnloom.parse import strict_json
-from turnloom.parse.body import Decoded, Ended
+from turnloom.parse.body import Attempt, Ended
 from turnloom.parse.element_body import ElementBody, Prev
 from turnloom.parse.format import Format
 from turnloom.parse.markup import Markup
@@ -64,7 +64,7 @@ class InvokeBody(ElementBody):
         """The section's closing tag, which is not part of the block."""
         super()._close(prev, at, self._doubtful if prev is Prev.DOUBTFUL_END else at)
 
-    def decode(self, raw: str, tools: Mapping[str, Tool]) -> Decoded:
+    def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
         return typed_call(self.name, self._values(raw), tools, framed=False)
 
 
@@ -80,7 +80,7 @@ class DsmlBody(InvokeBody):
     def _key(self, label: str) -> str | None:
         return label if _TYPED.fullmatch(label) else None
 
-    def decode(self, raw: str, tools: Mapping[str, Tool]) -> Decoded:
+    def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
         """A value's own `string` stands in its key until here."""
         values: list[tuple[str, str]] = []
         kinds: list[str] = []

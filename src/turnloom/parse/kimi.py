@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from turnloom.parse.body import Decoded
+from turnloom.parse.body import Attempt
 from turnloom.parse.format import Format
 from turnloom.parse.headed_json import HeadedJsonBody
 from turnloom.parse.markup import Markup
@@ -39,9 +39,9 @@ class KimiBody(HeadedJsonBody):
     def name(self) -> str:
         return _spelled(super().name) or super().name
 
-    def decode(self, raw: str, tools: Mapping[str, Tool]) -> Decoded:
+    def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
         written = super().name
-        return self._call(_resolve(written, tools), raw, tools, written)
+        return [self._call(_resolve(written, tools), raw, tools, written)]
 
 
 def _spelled(written: str) -> str:

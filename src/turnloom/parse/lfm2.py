@@ -9,15 +9,17 @@ arguments are read: a position has no name to give.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from turnloom.parse import strict_json
-from turnloom.parse.blocks import Tags, ValueBlock, blocks
-from turnloom.parse.body import printable
+from turnloom.parse.body import Attempt, undeclared
 from turnloom.parse.format import Format
-from turnloom.parse.literal import Cursor, Notation, spell
+from turnloom.parse.literal import Cursor, Notation
+from turnloom.parse.markup import Markup
 from turnloom.parse.nesting import Syntax
-from turnloom.parse.reader import Attempt
+from turnloom.parse.tags import tagged
+from turnloom.parse.value_body import ValueBody
 from turnloom.types import CallStatus, Tool
 
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
@@ -45,34 +47,37 @@ NOTATION = Notation(
 )
 
 
-class Lfm2Block(ValueBlock):
-    tags = Tags("<|tool_call_start|>", "<|tool_call_end|>", CallStatus.MALFORMED)
+_MARKUP = Markup("<|tool_call_start|>", "<|tool_call_end|>")
+
+
+class Lfm2Body(ValueBody):
+    fault = CallStatus.MALFORMED
     syntax = SYNTAX
-    head = re.compile(r"<\|tool_call_start\|>[ \t\r\n]*(?=\[)")
-    unfinished = re.compile(r"<\|tool_call_start\|>[ \t\r\n]*")
+    tail = (_MARKUP.close,)
 
     def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
-        cursor = Cursor(NOTATION, raw, self.value_at)
+        cursor = Cursor(NOTATION, raw, self.span[0])
         attempts: list[Attempt] = []
         try:
             cursor.expect("[")
             while True:
-                attempts.append(_call(cursor, tools))
+                attempt = call(cursor, cursor.match(_NAME) or "", tools)
+                attempts.append(replace(attempt, end=cursor.at))
                 if cursor.take("]"):
                     return attempts
                 cursor.expect(",")
         except ValueError:
-            return [Attempt(CallStatus.MALFORMED, len(raw))]
+            return [Attempt(CallStatus.MALFORMED)]
 
 
-def _call(cursor: Cursor, tools: Mapping[str, Tool]) -> Attempt:
-    name = cursor.match(_NAME) or ""
+def call(cursor: Cursor, name: str, tools: Collection[str]) -> Attempt:
+    """The call of that name with the arguments in parentheses that come next. Raises ValueError where there are none."""
     cursor.expect("(")
-    arguments = strict_json.escape_surrogates(spell(cursor.members(")", "=", lambda key: cursor.value(2))))
-    if name not in tools:
-        return Attempt(CallStatus.UNKNOWN_TOOL, cursor.at, printable(name))
-    return Attempt(CallStatus.OK, cursor.at, name, arguments)
+    arguments = strict_json.spell(cursor.members(")", "=", lambda key: cursor.value(2)))
+    return undeclared(name, tools) or Attempt(CallStatus.OK, name, arguments)
 
 
 # The first template only lists tools; how they are called was left to the model.
-FORMAT = Format("lfm2", lambda template: "<|tool_call_start|>" in template or "<|tool_list_start|>" in template, blocks(Lfm2Block))
+FORMAT = Format(
+    "lfm2", lambda template: "<|tool_call_start|>" in template or "<|tool_list_start|>" in template, tagged(Lfm2Body, markup=_MARKUP)
+)

@@ -13,10 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnloom.parse import strict_json
-
-PRINTED = {"True": "true", "False": "false", "None": "null"}
-
-_BLANK = re.compile(r"[ \t\n\r]*")
+from turnloom.parse.schema import PRINTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +48,7 @@ class Cursor:
             raise ValueError(f"expected {char!r} at {self.at}")
 
     def blank(self) -> None:
-        found = _BLANK.match(self.text, self.at)
-        assert found is not None
-        self.at = found.end()
+        self.at = strict_json.blank(self.text, self.at)
 
     def match(self, pattern: re.Pattern[str]) -> str | None:
         found = pattern.match(self.text, self.at)
@@ -94,7 +89,7 @@ class Cursor:
             return self._list(depth)
         if self.take("{"):
             inner = self.members("}", ":", lambda key: self.value(depth + 1))
-            return spell(inner)
+            return strict_json.spell(inner)
         word = self.word()
         if word in PRINTED:
             return PRINTED[word]
@@ -115,8 +110,3 @@ class Cursor:
             if self.take("]"):
                 return "[" + ", ".join(items) + "]"
             self.expect(",")
-
-
-def spell(members: dict[str, str]) -> str:
-    """The JSON text of an object from its members' texts."""
-    return "{" + ", ".join(f"{strict_json.quote(key)}: {value}" for key, value in members.items()) + "}"

@@ -17,16 +17,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from turnloom.parse import strict_json
-from turnloom.parse.blocks import before_newline, ready
-from turnloom.parse.body import printable
+from turnloom.parse.body import Attempt, undeclared
 from turnloom.parse.contract import Parser
 from turnloom.parse.format import Format, ReasoningTags
 from turnloom.parse.json_calls import Keys, read_object
-from turnloom.parse.lfm2 import NOTATION, SYNTAX
-from turnloom.parse.literal import Cursor, spell
+from turnloom.parse.lfm2 import NOTATION, SYNTAX, call
+from turnloom.parse.literal import Cursor
 from turnloom.parse.nesting import JSON, Nesting
-from turnloom.parse.reader import Attempt, Reader, State
-from turnloom.types import CallRecord, CallStatus, Tool
+from turnloom.parse.reader import Reader, State, before_newline, ready
+from turnloom.types import CallStatus, Tool
 
 _TAG = "<|python_tag|>"
 _KEYS = Keys()
@@ -44,10 +43,6 @@ class Llama3Parser(Reader):
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
         self._state: State = self._lead if tools else self._text
-        self._newlines = False
-        """A newline, if it comes next, is framing."""
-        self._framed = False
-        """A newline before the tag waits: framing if the first call parses."""
         self._bare = False
         self._items: list[tuple[int, int]] = []
         """Where the bare objects start and end, in the block."""
@@ -69,11 +64,7 @@ class Llama3Parser(Reader):
         return 0
 
     def _text(self, window: str) -> int:
-        start = 0
-        if self._newlines and window.startswith("\n"):
-            self._frame("\n")
-            start = 1
-        self._newlines = False
+        start = self._skip_newlines(window)
         if not self._tools:
             self._emit(window[start:])
             return len(window)
@@ -82,14 +73,13 @@ class Llama3Parser(Reader):
         self._emit(window[start:stop])
         if at < 0:
             return stop
-        self._framed = stop < at
-        self._begin(self._at + at, bare=False)
+        self._begin(self._at + at, bare=False, lead=window[stop:at])
         self._add(_TAG)
         self._state = self._tagged
         return at + len(_TAG)
 
-    def _begin(self, at: int, *, bare: bool) -> None:
-        self._open(at)
+    def _begin(self, at: int, *, bare: bool, lead: str = "") -> None:
+        self._open(at, (lead, "", ""))
         self._bare, self._items, self._value, self._size = bare, [], None, 0
 
     def _add(self, text: str) -> None:
@@ -136,21 +126,20 @@ class Llama3Parser(Reader):
             self._items.append((self._value_at, self._size))
             return
         raw = self._raw()
-        attempt = read_object(raw[self._value_at :], len(raw), self._tools, _KEYS)
-        self._before(attempt.status is CallStatus.OK)
+        attempt = read_object(raw[self._value_at :], self._tools, _KEYS)
         self._close(raw, [attempt])
-        self._newlines = attempt.status is CallStatus.OK
+        self._newlines = int(attempt.status is CallStatus.OK)
         self._open(self._start_at + len(raw))
         self._size = 0
 
     def _other(self, window: str) -> int:
         """Something that is no object comes next."""
+        self._keep(window)
         if self._bare:
             self._end_bare(alone=False)
             self._state = self._text
-            return 0
-        self._keep(window)
-        self._leave()
+        else:
+            self._leave()
         return len(window)
 
     def _leave(self) -> None:
@@ -163,8 +152,9 @@ class Llama3Parser(Reader):
         """The bare objects are over. `alone`: nothing else stands in the reply."""
         raw = self._raw()
         stop = len(raw) if alone else self._items[-1][1]
-        raw, behind = raw[:stop], raw[stop:]
-        read = [read_object(raw[start:end], end, self._tools, _KEYS) for start, end in self._items]
+        self._give_back(raw[stop:])
+        raw = raw[:stop]
+        read = [replace(read_object(raw[start:end], self._tools, _KEYS), end=end) for start, end in self._items]
         shown = [_is_call(raw[start:end]) for start, end in self._items]
         if not alone or not all(shown):
             broken = [replace(attempt, status=CallStatus.MALFORMED) if attempt.status is CallStatus.OK else attempt for attempt in read]
@@ -174,7 +164,6 @@ class Llama3Parser(Reader):
             self._close(raw, read)
         else:
             self._emit(raw)
-        self._emit(behind)
 
     # Code after the tag.
 
@@ -197,25 +186,12 @@ class Llama3Parser(Reader):
         found = _CODE.match(raw, len(_TAG))
         assert found is not None
         name = found["name"]
-        if name not in self._tools:
-            attempt = Attempt(CallStatus.UNKNOWN_TOOL, len(raw), printable(name))
-        else:
-            try:
-                cursor = Cursor(NOTATION, raw, self._value_at)
-                cursor.expect("(")
-                arguments = spell(cursor.members(")", "=", lambda key: cursor.value(2)))
-                attempt = Attempt(CallStatus.OK, len(raw), name, strict_json.escape_surrogates(arguments))
-            except ValueError:
-                attempt = Attempt(CallStatus.MALFORMED, len(raw), name)
-        self._before(attempt.status is CallStatus.OK)
+        try:
+            attempt = call(Cursor(NOTATION, raw, self._value_at), name, self._tools)
+        except ValueError:
+            attempt = undeclared(name, self._tools) or Attempt(CallStatus.MALFORMED, name)
         self._close(raw, [attempt])
-        self._newlines, self._state = attempt.status is CallStatus.OK, self._text
-
-    def _before(self, good: bool) -> None:
-        """What becomes of the newline before the tag."""
-        if self._framed:
-            self._framed = False
-            self._frame("\n") if good else self._emit("\n")
+        self._newlines, self._state = int(attempt.status is CallStatus.OK), self._text
 
     # What is no call.
 
@@ -232,8 +208,7 @@ class Llama3Parser(Reader):
 
     def _end_of_output(self, held: str) -> None:
         if self._state == self._lost:
-            raw, self._pieces = self._raw(), []
-            self.records.append(CallRecord(self._fault, "", raw, self._start_at, self._start_at + len(raw)))
+            self._note(self._fault)
             self._state = self._text
         elif self._pieces and self._value is None and self._bare:
             self._end_bare(alone=True)
@@ -242,7 +217,6 @@ class Llama3Parser(Reader):
             self._leave()
         elif self._pieces:
             self._add(held)
-            self._before(False)
             self._fail(self._raw(), CallStatus.UNCLOSED)
             self._state = self._text
         else:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from turnloom.parse import strict_json
-from turnloom.parse.blocks import Tags, ValueBlock, blocks
-from turnloom.parse.body import printable
+from turnloom.parse.body import Attempt, printable
 from turnloom.parse.format import Format
-from turnloom.parse.json_calls import Keys, read_list
-from turnloom.parse.nesting import JSON
-from turnloom.parse.reader import Attempt
+from turnloom.parse.json_calls import Keys, read_arguments, read_list
+from turnloom.parse.markup import Markup
+from turnloom.parse.tags import tagged
+from turnloom.parse.value_body import ValueBody
 from turnloom.types import CallStatus, Tool
 
 _OPENER, _ARGS = "[TOOL_CALLS]", "[ARGS]"
@@ -42,23 +41,17 @@ def _again(text: str) -> bool | None:
     return None if _MAY_COME_AGAIN.fullmatch(text) else False
 
 
-class MistralBlock(ValueBlock):
-    tags = Tags(_OPENER, "", CallStatus.INVALID_JSON, again=_again)
-    syntax = JSON
-    head = re.compile(rf"(?:\[TOOL_CALLS\]{_BLANK})?{_LABEL}(?:\[ARGS\])?{_BLANK}(?=\{{)|\[TOOL_CALLS\]{_BLANK}(?=\[{_BLANK}[\{{\]])")
-    unfinished = re.compile(rf"(?:\[TOOL_CALLS\]{_BLANK})?(?:{_NAME}{{1,256}}{_REST}?{_BLANK})?|\[TOOL_CALLS\]{_BLANK}\[{_BLANK}")
+class MistralBody(ValueBody):
+    fault = CallStatus.INVALID_JSON
+    head = re.compile(rf"{_LABEL}(?:\[ARGS\])?{_BLANK}(?=\{{)|(?=\[{_BLANK}[\{{\]])")
+    unfinished = re.compile(rf"{_NAME}{{1,256}}{_REST}?{_BLANK}|\[{_BLANK}")
+    tail = ()
 
     def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
-        if raw.startswith("[", self.value_at):
-            return read_list(raw, self.value_at, self.value_end, tools, _KEYS)
-        found = self.head.match(raw)
-        assert found is not None
-        name, arguments = self.name, raw[self.value_at : self.value_end]
-        if name not in tools:
-            return [Attempt(CallStatus.UNKNOWN_TOOL, len(raw), printable(name))]
-        if not strict_json.is_object(arguments):
-            return [Attempt(CallStatus.INVALID_JSON, len(raw), name)]
-        return [Attempt(CallStatus.OK, len(raw), name, strict_json.escape_surrogates(arguments), printable(found["id"] or ""))]
+        if not self.name:
+            return read_list(raw, self.span, tools, _KEYS)
+        start, end = self.span
+        return [read_arguments(self.name, raw[start:end], tools, printable(self.said["id"] or ""))]
 
 
-FORMAT = Format("mistral", lambda template: _OPENER in template, blocks(MistralBlock))
+FORMAT = Format("mistral", lambda template: _OPENER in template, tagged(MistralBody, markup=Markup(_OPENER, "", again=_again)))

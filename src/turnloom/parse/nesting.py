@@ -1,9 +1,13 @@
-"""Finds where a bracketed value ends, in pieces of any size. Knows strings and brackets; what the value says is judged elsewhere."""
+"""Finds where a bracketed value ends, and what must stand behind it, in pieces of any size. What the value says is judged elsewhere."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+
+from turnloom.parse import strict_json
+from turnloom.parse.body import Broken, Ended
+from turnloom.types import CallStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,7 @@ class Syntax:
 
     quotes: tuple[str, ...]
     escapes: bool
+    brackets: str = "[](){}"
     foreign: str = ""
     unquotable: str = ""
     _outside: re.Pattern[str] = field(init=False)
@@ -24,7 +29,7 @@ class Syntax:
     def __post_init__(self) -> None:
         quotes = "|".join(map(re.escape, self.quotes))
         foreign = f"|(?P<bad>{self.foreign})" if self.foreign else "|(?P<bad>(?!))"
-        object.__setattr__(self, "_outside", re.compile(rf"{quotes}|[\[\](){{}}]{foreign}"))
+        object.__setattr__(self, "_outside", re.compile(f"{quotes}|[{re.escape(self.brackets)}]{foreign}"))
         unquotable = f"|(?P<bad>{self.unquotable})" if self.unquotable else "|(?P<bad>(?!))"
         escapes = r"|\\(?s:.)" if self.escapes else ""
         inside = {quote: re.compile(f"{re.escape(quote)}{escapes}{unquotable}") for quote in self.quotes}
@@ -42,7 +47,7 @@ class Syntax:
         return next((i for i in range(max(at, len(text) - 8), len(text)) if any(q.startswith(text[i:]) for q in wanted)), len(text))
 
 
-JSON = Syntax(('"',), True, foreign=r"[^ \t\n\r0-9+\-.eEtrufalsn,:]", unquotable=r"[\x00-\x1f]")
+JSON = Syntax(('"',), True, "[]{}", foreign=r"[^ \t\n\r0-9+\-.eEtrufalsn,:]", unquotable=r"[\x00-\x1f]")
 
 
 class Nesting:
@@ -54,8 +59,6 @@ class Nesting:
         self.at = 0
         """Characters followed so far: the end of the value once it has ended."""
         self.ended = False
-        self.quoted = False
-        """`at` is inside a string."""
         self._syntax = syntax
         self._quote = ""
         self._depth = 0
@@ -82,7 +85,7 @@ class Nesting:
 
     def _stop(self, window: str, used: int, *, broken: bool) -> str:
         self.at += used
-        self.broken, self.ended, self.quoted = broken, not broken, bool(self._quote)
+        self.broken, self.ended = broken, not broken
         return window[used:]
 
     def _step(self, token: str) -> None:
@@ -92,3 +95,42 @@ class Nesting:
             self._quote = token
         else:
             self._depth += 1 if token in "[({" else -1
+
+
+class Bracketed:
+    """The rest of a block: a value that starts at the offset `start`, then each of `tail` with blanks before it.
+
+    `absent`: there is no value, only the tail.
+    """
+
+    def __init__(self, start: int, tail: tuple[str, ...], fault: CallStatus, syntax: Syntax = JSON, *, absent: bool = False) -> None:
+        self.start = start
+        self._value = Nesting(syntax)
+        self._value.ended = absent
+        self._fault = fault
+        self._tail = list(tail)
+        self._at = start
+        """What is behind the value is read up to here."""
+        self._carry = ""
+
+    @property
+    def end(self) -> int:
+        return self.start + self._value.at
+
+    def feed(self, text: str) -> Ended | Broken | None:
+        if not self._value.ended:
+            rest = self._value.feed(text)
+            if self._value.broken:
+                # What looks like it stands outside of a string may be quoted in one that was not escaped.
+                return Broken(self.end, self._fault, restart=False)
+            if rest is None:
+                return None
+            text, self._at = rest, self.end
+        window, i = self._carry + text, 0
+        while self._tail:
+            i = strict_json.blank(window, i)
+            if not window.startswith(self._tail[0], i):
+                self._carry, self._at = window[i:], self._at + i
+                return None if self._tail[0].startswith(self._carry) else Broken(self._at, self._fault, restart=True)
+            i += len(self._tail.pop(0))
+        return Ended(self._at + i)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from turnloom.parse.body import Attempt
 from turnloom.parse.contract import CallEvent, ParseEvent, ReasoningDelta, TextDelta
 from turnloom.types import CallRecord, CallStatus, Tool
 
@@ -20,17 +20,6 @@ SLICE = 2048
 """Characters looked at together: bounds what is copied when a state hands the rest to the next."""
 
 State = Callable[[str], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt at a call in a block; its text goes from where the one before ended to `end`, an offset in the block."""
-
-    status: CallStatus
-    end: int
-    name: str = ""
-    arguments: str = ""
-    written: str = ""
 
 
 class Reader(ABC):
@@ -53,6 +42,10 @@ class Reader(ABC):
         self._pieces: list[str] = []
         """The block being kept, from `_start_at` on."""
         self._start_at = 0
+        self._ahead = ("", "", "")
+        """What waits before the block: framing, text and framing if its first call parses, else text."""
+        self._newlines = 0
+        """How many newlines, if they come next, are framing."""
 
     def feed(self, text: str) -> list[ParseEvent]:
         self._give(text)
@@ -107,6 +100,17 @@ class Reader(ABC):
     def _frame(self, text: str) -> None:
         self.framing += len(text)
 
+    def _skip_newlines(self, window: str) -> int:
+        skipped = 0
+        while self._newlines and skipped < len(window):
+            if window[skipped] != "\n":
+                self._newlines = 0
+                break
+            self._frame("\n")
+            skipped += 1
+            self._newlines -= 1
+        return skipped
+
     def _flush(self) -> None:
         if self._run:
             text, self._run = "".join(self._run), []
@@ -114,9 +118,9 @@ class Reader(ABC):
 
     # A block.
 
-    def _open(self, at: int) -> None:
+    def _open(self, at: int, lead: tuple[str, str, str] = ("", "", "")) -> None:
         """What is kept from here on is a block that starts at the offset `at` of the output."""
-        self._start_at, self._pieces = at, []
+        self._start_at, self._pieces, self._ahead = at, [], lead
 
     def _keep(self, text: str) -> None:
         self._pieces.append(text)
@@ -131,6 +135,7 @@ class Reader(ABC):
 
     def _close(self, raw: str, attempts: Sequence[Attempt]) -> None:
         """The block is over and is `raw`: its good calls are events, the rest of it is text. The last attempt takes what is left."""
+        self._before(attempts[0].status is CallStatus.OK)
         start = 0
         for index, attempt in enumerate(attempts):
             end = len(raw) if index == len(attempts) - 1 else attempt.end
@@ -146,4 +151,40 @@ class Reader(ABC):
         self._pieces = []
 
     def _fail(self, raw: str, status: CallStatus, name: str = "") -> None:
-        self._close(raw, [Attempt(status, len(raw), name)])
+        self._close(raw, [Attempt(status, name)])
+
+    def _before(self, good: bool) -> None:
+        """What becomes of what waits before the block."""
+        (head, text, tail), self._ahead = self._ahead, ("", "", "")
+        for waiting, framing in ((head, good), (text, False), (tail, good)):
+            if waiting and framing:
+                self._frame(waiting)
+            else:
+                self._emit(waiting)
+
+    def _note(self, status: CallStatus, name: str = "") -> None:
+        """The block is over and its text is out already."""
+        raw, self._pieces = self._raw(), []
+        self.records.append(CallRecord(status, name, raw, self._start_at, self._start_at + len(raw)))
+
+
+def find_tag(window: str, tags: tuple[str, ...], start: int = 0) -> tuple[int, str]:
+    """Where the first of the tags stands, and which; (-1, "") where none does."""
+    found = [(at, tag) for tag in tags if (at := window.find(tag, start)) >= 0]
+    return min(found, default=(-1, ""))
+
+
+def ready(window: str, start: int, tags: tuple[str, ...]) -> int:
+    """Where what could still become one of the tags starts, or the end."""
+    first = {tag[0] for tag in tags}
+    at = max(start, len(window) - max(map(len, tags), default=1) + 1)
+    while at < len(window):
+        if window[at] in first and any(tag.startswith(window[at:]) for tag in tags):
+            return at
+        at += 1
+    return len(window)
+
+
+def before_newline(window: str, start: int, stop: int) -> int:
+    """`stop`, less one newline before it that is not before `start`."""
+    return stop - 1 if stop > start and window[stop - 1] == "\n" else stop

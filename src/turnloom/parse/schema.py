@@ -19,7 +19,7 @@ from turnloom.parse import strict_json
 
 STRING = frozenset({"string"})
 
-_PRINTED = {"True": "true", "False": "false", "None": "null"}
+PRINTED = {"True": "true", "False": "false", "None": "null"}
 _TYPES = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 _MAX_DEPTH = 32
 
@@ -52,7 +52,7 @@ def encode(text: str, allowed: frozenset[str], *, framed: bool = True) -> str | 
         return bare
     if "string" in allowed:
         return strict_json.quote(string)
-    printed = _PRINTED.get(bare)
+    printed = PRINTED.get(bare)
     return printed if printed and strict_json.kind(printed) in allowed else None
 
 

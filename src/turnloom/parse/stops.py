@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from turnloom.parse.reader import ready
+
 
 class StopTrimmer:
     """Passes text through until a stop string. Holds back what may be the start of one; linear in the text.
@@ -14,29 +16,23 @@ class StopTrimmer:
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._stops = tuple(s for s in stops if s)
-        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
         if self.matched is not None:
             return ""
-        if not self._stops:
-            return text
         window = self._held + text
         found = [(at, stop) for stop in self._stops if (at := window.find(stop)) >= 0]
         if found:
             at, self.matched = min(found, key=lambda f: (f[0] + len(f[1]), f[0]))
             self._held = ""
             return window[:at]
-        keep = next((n for n in range(min(self._longest - 1, len(window)), 0, -1) if self._may_start(window[-n:])), 0)
-        self._held = window[len(window) - keep :]
-        return window[: len(window) - keep]
+        stop = ready(window, 0, self._stops)
+        self._held = window[stop:]
+        return window[:stop]
 
     def finish(self) -> str:
         """What was held back and turned out not to be a stop string."""
         held, self._held = self._held, ""
         return held
-
-    def _may_start(self, tail: str) -> bool:
-        return any(stop.startswith(tail) for stop in self._stops)

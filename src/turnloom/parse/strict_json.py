@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -51,19 +52,19 @@ def members(text: str) -> list[Member]:
     """The members of the one object that `text` is, in order, duplicates kept. Raises ValueError for anything else."""
     _check_depth(text)
     found: list[Member] = []
-    at = _expect(text, _blank(text, 0), "{")
+    at = _expect(text, blank(text, 0), "{")
     if text[at : at + 1] != "}":
         while True:
             key, end = _DECODER.raw_decode(text, at)
             if not isinstance(key, str):
                 raise ValueError("a key is not a string")
-            start = _expect(text, _blank(text, end), ":")
+            start = _expect(text, blank(text, end), ":")
             value, end = _DECODER.raw_decode(text, start)
             found.append(Member(key, value, text[start:end]))
-            at = _blank(text, end)
+            at = blank(text, end)
             if text[at : at + 1] != ",":
                 break
-            at = _blank(text, at + 1)
+            at = blank(text, at + 1)
     if _expect(text, at, "}") != len(text):
         raise ValueError("text after the object")
     return found
@@ -114,12 +115,18 @@ def quote(text: str) -> str:
     return escape_surrogates(json.dumps(text, ensure_ascii=False))
 
 
+def spell(values: Mapping[str, str]) -> str:
+    """The object whose members' values are these texts; encodable as UTF-8 whatever they are."""
+    return escape_surrogates("{" + ", ".join(f"{quote(key)}: {value}" for key, value in values.items()) + "}")
+
+
 def escape_surrogates(text: str) -> str:
     """JSON text with each lone surrogate spelled as its escape: the same value, and encodable as UTF-8."""
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def _blank(text: str, at: int) -> int:
+def blank(text: str, at: int) -> int:
+    """The index after the blanks that stand at `at`."""
     found = _BLANK.match(text, at)
     assert found is not None
     return found.end()
@@ -129,7 +136,7 @@ def _expect(text: str, at: int, char: str) -> int:
     """The index after `char` and the blanks that follow it."""
     if not text.startswith(char, at):
         raise ValueError(f"expected {char!r} at {at}")
-    return _blank(text, at + 1)
+    return blank(text, at + 1)
 
 
 def _check_depth(text: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from turnloom.parse import schema, strict_json
-from turnloom.parse.body import MAX_LABEL, Broken, Decoded, Ended, printable
+from turnloom.parse.body import MAX_LABEL, Attempt, Broken, Ended, undeclared
 from turnloom.types import CallStatus, Tool
 
 _LABEL = re.compile(r"[^<>\n]*")
@@ -94,28 +94,25 @@ class TagWalk:
         raise NotImplementedError
 
 
-def typed_call(name: str, parameters: Iterable[tuple[str, str]], tools: Mapping[str, Tool], *, framed: bool) -> Decoded:
+def typed_call(name: str, parameters: Iterable[tuple[str, str]], tools: Mapping[str, Tool], *, framed: bool) -> list[Attempt]:
     """The call of parameters written as bare text. `framed`: the format puts a newline on each side of a value."""
     return call_of(name, parameters, tools, lambda text, allowed: schema.encode(text, allowed, framed=framed))
 
 
 def call_of(
     name: str, parameters: Iterable[tuple[str, str]], tools: Mapping[str, Tool], encode: Callable[[str, frozenset[str]], str | None]
-) -> Decoded:
+) -> list[Attempt]:
     """`encode` gives the JSON text of a value as it was written, by the types allowed; None: it cannot be read.
 
     A key given twice is malformed: which was meant is not ours to choose.
     """
-    if not name:
-        return Decoded(CallStatus.MISSING_NAME)
-    if name not in tools:
-        return Decoded(CallStatus.UNKNOWN_TOOL, printable(name))
+    if (failed := undeclared(name, tools)) is not None:
+        return [failed]
     root = schema.load(tools[name].parameters)
     written: dict[str, str] = {}
     for key, text in parameters:
         value = encode(text, schema.types_of(key, root))
         if value is None or key in written:
-            return Decoded(CallStatus.MALFORMED, name)
-        written[key] = strict_json.escape_surrogates(value)
-    arguments = ", ".join(f"{strict_json.quote(key)}: {value}" for key, value in written.items())
-    return Decoded(CallStatus.OK, name, "{" + arguments + "}")
+            return [Attempt(CallStatus.MALFORMED, name)]
+        written[key] = value
+    return [Attempt(CallStatus.OK, name, strict_json.spell(written))]

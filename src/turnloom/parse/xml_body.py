@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from turnloom.parse.body import TOOL_CLOSE, TOOL_OPEN, Decoded, Ended
+from turnloom.parse.body import TOOL_CLOSE, TOOL_OPEN, Attempt, Ended
 from turnloom.parse.element_body import ElementBody
 from turnloom.parse.format import Format
 from turnloom.parse.tags import tagged
@@ -35,7 +35,7 @@ class XmlBody(ElementBody):
     def _confirms(self, bare: str) -> bool:
         return bare[0] == "{"
 
-    def decode(self, raw: str, tools: Mapping[str, Tool]) -> Decoded:
+    def decode(self, raw: str, tools: Mapping[str, Tool]) -> list[Attempt]:
         return typed_call(self.name, self._values(raw), tools, framed=True)
 
 

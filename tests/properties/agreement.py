@@ -161,7 +161,7 @@ class Faithful:
         rng, profile = self.rng, self.subject.profile
         kinds = ["text", "call", "both", "calls"] if self.tools else ["text"]
         kind = rng.choice(kinds)
-        if kind == "calls" and Quirk.ONE_CALL in profile.quirks:
+        if kind == "calls" and (Quirk.ONE_CALL in profile.quirks or self.subject.harmony):
             kind = "call"
         thought = [Reasoning(plain_words(rng))] if profile.reasoning == "kept" or profile.opens_reasoning else []
         calls = [self._call(i) for i in range({"text": 0, "call": 1, "both": 1, "calls": 2}[kind])]

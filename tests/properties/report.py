@@ -138,7 +138,12 @@ def _cannot(found: Sequence[Result]) -> list[str]:
 
 
 def _refusals(found: Sequence[Result]) -> list[str]:
-    lines = ["## Refused requests", "", "Histories that no template must take: a result of no call, results out of their order.", ""]
+    lines = [
+        "## Refused requests",
+        "",
+        "Histories that no template must take: a result of no call, results out of their order. Nothing is sampled for them, and the session goes on.",
+        "",
+    ]
     for r in found:
         words: Counter[str] = Counter()
         for (_, said), n in r.refused.items():

@@ -73,6 +73,14 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
             *THINKING,
         ),
     ),
+    "aya": (
+        "<|START_RESPONSE|>",
+        r"\n|<\|(START|END)_RESPONSE\|>",
+        (
+            *(f"<tool_call>{JSON}</tool_call>", f"<tool_call>{JSON}", "</tool_call>", "<tool_call>", "<tool_call>\n{"),
+            *("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        ),
+    ),
     "llama3": (
         "",
         r"\n",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +93,38 @@ def test_import_path_gives_a_users_own_factory(monkeypatch: pytest.MonkeyPatch) 
     assert parser_factory("my_formats:Mine", "") is module.Mine
     with pytest.raises(ConfigError, match="cannot be called"):
         parser_factory("my_formats:number", "")
+
+
+def test_engines_parsers_are_formats_and_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sglang", "sglang.srt.function_call.function_call_parser", "vllm", "vllm.tool_parsers"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match="pip install sglang"):
+        parser_factory("sglang:qwen25", "")
+    with pytest.raises(ConfigError, match="pip install vllm"):
+        parser_factory("vllm:hermes", "")
+
+
+def test_a_parser_of_vllm_needs_the_models_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Manager:
+        @staticmethod
+        def get_tool_parser(name: str) -> Any:
+            return lambda tokenizer: tokenizer.parser
+
+    module: Any = ModuleType("vllm.tool_parsers")
+    module.ToolParserManager = Manager
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.tool_parsers", module)
+    with pytest.raises(ConfigError, match="'hermes' needs the model's tokenizer"):
+        parser_factory("vllm:hermes", "")
+    found = SimpleNamespace(content="Hi", tool_calls=[SimpleNamespace(function=SimpleNamespace(name="bash", arguments="{}"))])
+    tokenizer = SimpleNamespace(parser=SimpleNamespace(extract_tool_calls=lambda output, request: found))
+    parser = parser_factory("vllm:hermes", "", tokenizer=tokenizer)(TOOLS, False)
+    assert [type(event).__name__ for event in parser.feed("any") + parser.finish()] == ["TextDelta", "CallEvent"]
+
+
+@pytest.mark.parametrize(("before", "after"), [("phi4", "granite3"), ("cohere", "aya"), ("qwen3_coder", "hermes")])
+def test_a_format_whose_sign_is_the_narrower_is_asked_first(before: str, after: str) -> None:
+    assert list(FORMATS).index(before) < list(FORMATS).index(after)
 
 
 @pytest.mark.parametrize("path", ["no_such_module:Mine", "json:NoSuchName", ":Mine", "json:"])

@@ -111,3 +111,8 @@ def test_code_behind_the_tag_is_text(code: str) -> None:
 
 def test_the_tag_inside_a_string_is_part_of_it() -> None:
     assert run("llama3", '{"name": "bash", "parameters": {"path": "<|python_tag|>{}"}}').calls == [("bash", {"path": "<|python_tag|>{}"})]
+
+
+def test_newline_between_objects_that_are_no_calls_and_the_tag_frames_the_tag() -> None:
+    found = run("llama3", f"{BASH}\n\n{TAG}{READ}")
+    assert (found.text, found.calls, found.statuses) == (f"{BASH}\n", [("read_file", {})], [CallStatus.MALFORMED, CallStatus.OK])

@@ -1,4 +1,4 @@
-"""Lists of JSON calls between tags: Phi-4-mini, Granite 3 (no closing tag), Command (names of its own, answer in tags)."""
+"""Lists of JSON calls between tags: Phi-4-mini, Granite 3 (no closing tag), Command (names of its own, answer in tags); Aya."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import pytest
 
 from tests.parse.kit import run
+from turnloom.parse.formats import auto
+from turnloom.testing.tokenizers import trl_template
 from turnloom.types import CallStatus
 
 PHI4 = ("phi4", "<|tool_call|>", "<|/tool_call|>", "name", "arguments")
@@ -62,3 +64,15 @@ def test_cohere_ids_are_kept_as_written() -> None:
 def test_cohere_response_tags_are_framing() -> None:
     found = run("cohere", "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Hi\n<|END_RESPONSE|>", template="<|START_THINKING|>")
     assert (found.reasoning, found.text) == ("Hm.", "Hi\n")
+
+
+@pytest.mark.parametrize("name", ["cohere2", "cohere2_training"])
+def test_aya_answers_in_command_response_tags_and_calls_as_it_is_taught(name: str) -> None:
+    template = trl_template(name)
+    assert auto(template) == "aya"
+    found = run("auto", "Hi\n<|END_RESPONSE|>", template=template)  # The prompt opens the answer.
+    assert (found.text, found.records) == ("Hi\n", [])
+    call = '<tool_call>\n{"name": "bash", "arguments": {"path": "a"}}\n</tool_call>'
+    found = run("auto", f"<|START_RESPONSE|>Now:\n{call}<|END_RESPONSE|>", template=template)
+    assert (found.text, found.calls) == ("Now:", [("bash", {"path": "a"})])
+    assert run("auto", "Hi<|END_RESPONSE|>", template=template, tools=()).text == "Hi"

@@ -5,9 +5,9 @@ they drop is gone, they strip blanks, and they say nothing of a call that failed
 Calls come out at the end; where in the output one stands is not known, so each
 record's text is the whole output. Reasoning is not read.
 
-As an output format: `turnloom.parse.adapters:sglang_NAME`, where NAME is what
-`--tool-call-parser` takes. vLLM's need a tokenizer, so a module of one's own
-makes that one: `FACTORY = adapters.vllm("hermes", tokenizer)`.
+As an output format: `sglang:NAME` or `vllm:NAME`, where NAME is what
+`--tool-call-parser` takes. vLLM's need a tokenizer; where a caller has none, a
+module of one's own makes the factory: `FACTORY = adapters.vllm("hermes", tokenizer)`.
 """
 
 from __future__ import annotations
@@ -99,6 +99,10 @@ def sglang(name: str, *, stream: bool = False) -> ParserFactory:
 def vllm(name: str, tokenizer: Any) -> ParserFactory:
     """vLLM's tool parser `name`, with the model's `transformers` tokenizer, for whole outputs. Raises ConfigError."""
     manager = _load("vllm.tool_parsers", "vLLM").ToolParserManager
+    if tokenizer is None:
+        raise ConfigError(
+            f"vLLM's tool parser {name!r} needs the model's tokenizer: name a factory from turnloom.parse.adapters.vllm instead"
+        )
     try:
         kind = manager.get_tool_parser(name)
     except KeyError:

@@ -1,6 +1,8 @@
 """The output formats by name, and which one a chat template teaches. Knows no format itself.
 
-A new format is a new file with its Format, and its line here.
+A new format is a new file with its Format, and its line here. The first format
+whose sign a template has is the one it teaches, so where one sign is part of
+another the narrower stands first; FORMATS says where that is.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from collections.abc import Sequence
 
 from turnloom.errors import ConfigError
 from turnloom.imports import load_object
-from turnloom.parse import cohere, deepseek, gemma4, glm, harmony, invoke, json_body, kimi, lfm2, llama3, mistral, phi4, xml_body
+from turnloom.parse import adapters, cohere, deepseek, gemma4, glm, harmony, invoke, json_body, kimi, lfm2, llama3, mistral, phi4, xml_body
 from turnloom.parse.contract import Parser, ParserFactory
 from turnloom.parse.format import THINK, Format, ReasoningTags
 from turnloom.parse.tags import tagged
@@ -33,11 +35,14 @@ FORMATS: dict[str, Format] = {
         gemma4.FORMAT,
         mistral.FORMAT,
         lfm2.FORMAT,
+        # Before Granite, whose sign is the opening tag that Phi's calls have as well.
         phi4.FORMAT,
         phi4.GRANITE,
+        # Before Aya, whose sign is the answer's tags that Command has as well.
         cohere.FORMAT,
         cohere.AYA,
         llama3.FORMAT,
+        # Before Hermes, which reads both bodies: a template that shows both is read strictly.
         xml_body.FORMAT,
         json_body.FORMAT,
         NONE,
@@ -64,18 +69,30 @@ def reasoning_tags(chat_template: str) -> ReasoningTags | None:
     return next((tags for tags in REASONING if tags.opener in chat_template or tags.closer in chat_template), None)
 
 
-def parser_factory(name: str, chat_template: str, *, reasoning: bool | None = None) -> ParserFactory:
-    """The factory for a format's name, for `auto`, or for an import path `package.module:Name` of a ParserFactory.
+def parser_factory(name: str, chat_template: str, *, reasoning: bool | None = None, tokenizer: object = None) -> ParserFactory:
+    """The factory for a format's name, for `auto`, for an engine's tool parser or for an import path of a ParserFactory.
+
+    An engine's parser is `sglang:NAME` or `vllm:NAME`, NAME being what its
+    `--tool-call-parser` takes (`adapters`); vLLM's need the model's `transformers`
+    `tokenizer`. An import path is `package.module:Name`.
 
     `reasoning`: read reasoning tags, those of the template, else `<think>`. None:
     when the template has them (a model that was never taught them writes them as
-    text), and never with `none`. Raises ConfigError for a name that is neither.
+    text), and never with `none`. Raises ConfigError for a name that is none of these, and
+    where the engine is not installed.
     """
+    engine, _, kind = name.partition(":")
+    if engine == "sglang":
+        return adapters.sglang(kind)
+    if engine == "vllm":
+        return adapters.vllm(kind, tokenizer)
     if ":" in name:
         return _imported(name)
     chosen = FORMATS.get(auto(chat_template) if name == AUTO else name)
     if chosen is None:
-        raise ConfigError(f"no output format is called {name!r}: use {AUTO}, {', '.join(FORMATS)} or package.module:Name")
+        raise ConfigError(
+            f"no output format is called {name!r}: use {AUTO}, {', '.join(FORMATS)} or package.module:Name, or sglang:NAME or vllm:NAME"
+        )
     taught = reasoning_tags(chat_template)
     if reasoning is None:
         reasoning = chosen.reads_reasoning and taught is not None

@@ -71,7 +71,7 @@ class Tree:
         for depth in range(len(path) - 1, 0, -1):
             if (turn := self.nodes[path[depth]].turn) is not None:
                 return Pending(request, path, turn, request.messages[depth:], keys, respelled)
-        return Pending(request, path, None, request.messages, keys, respelled)
+        return Pending(request, path, None, request.messages, keys)
 
     def _deepest(self, head: int, messages: Sequence[Message], keys: Sequence[bytes]) -> int:
         """The end of the longest matching history. Equal siblings are all followed; evidence, then recency, decides."""

@@ -70,6 +70,11 @@ def rendered(name: str, reply: dict[str, Any] | None) -> str:
     return load(name).apply_template(messages, DECLARED, generation_prompt=reply is None, **kwargs)
 
 
+@functools.cache
+def prompt_of(name: str) -> str:
+    return rendered(name, None)
+
+
 def written(name: str, calls: list[tuple[str, dict[str, Any]]], **reply: Any) -> tuple[str, bool]:
     """What the template writes for the reply after the generation prompt, less its end of turn; and whether reasoning was open there."""
     message = {
@@ -80,7 +85,7 @@ def written(name: str, calls: list[tuple[str, dict[str, Any]]], **reply: Any) ->
             for index, (called, arguments) in enumerate(calls)
         ],
     }
-    prompt, whole = rendered(name, None), rendered(name, message)
+    prompt, whole = prompt_of(name), rendered(name, message)
     while not whole.startswith(prompt):  # The prompt opens the reply in another way than the history shows it.
         cut = max(prompt.rfind("<|START_"), prompt.rfind("<|END_"), prompt.rfind("<|channel>"))
         assert cut > len(prompt) - 40, (prompt[-80:], whole[-300:])

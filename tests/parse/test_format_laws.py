@@ -1,4 +1,7 @@
-"""The parser's laws for every format there is, on random mixtures of calls, broken calls, reasoning and junk."""
+"""The parser's laws for the formats that `spelled` spells and for none, on random mixtures of calls, broken calls, reasoning and junk.
+
+`test_block_laws` has the other formats, whose outputs are made of other pieces.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.parse.spelled import MARKED_UP, SPELLED
+from tests.parse.test_block_laws import FORMATS as OTHERS
 from turnloom.parse.contract import CallEvent
-from turnloom.parse.format import THINK
 from turnloom.parse.formats import FORMATS
 from turnloom.parse.tags import TagParser
 from turnloom.types import CallStatus
 
-law = settings(deadline=None, max_examples=60)
+law = settings(deadline=None, max_examples=40)
+
+EVERY = (*SPELLED, "none")
 
 EXAMPLES = {form: write([("bash", {"text": "a", "count": 1}), ("read_file", {}), ("rm", {"path": "x"})]) for form, write in SPELLED.items()}
 TAGS = sorted({tag for example in EXAMPLES.values() for tag in re.findall(r"</?[^<>\n]+>|```(?:json)?", example)})
@@ -40,7 +45,7 @@ CALLS = st.lists(
 @st.composite
 def outputs(draw: Any, form: str) -> str:
     """Calls of the format, whole, cut or with a piece left out, between junk; perhaps after reasoning."""
-    write = SPELLED.get(form, SPELLED["hermes"])
+    write = SPELLED[form if form in SPELLED else "hermes"]
     pieces = [draw(st.sampled_from(["", "<think>", "<think>x</think>", "</think>"]))]
     for _ in range(draw(st.integers(0, 3))):
         whole = write(draw(CALLS))
@@ -55,7 +60,11 @@ def cut(output: str, data: Any) -> list[str]:
     return [output[a:b] for a, b in zip([0, *at], [*at, len(output)], strict=True)]
 
 
-@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_is_under_the_laws_here_or_there() -> None:
+    assert {*EVERY, *OTHERS} == set(FORMATS)
+
+
+@pytest.mark.parametrize("form", EVERY)
 @law
 @given(data=st.data(), opened=st.booleans())
 def test_any_chunking_of_any_format_gives_the_same_events_and_records(parse: Any, form: str, data: Any, opened: bool) -> None:
@@ -65,7 +74,7 @@ def test_any_chunking_of_any_format_gives_the_same_events_and_records(parse: Any
     assert parse(*cut(output, data), form=form, reasoning_open=opened) == whole
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", EVERY)
 @law
 @given(data=st.data(), opened=st.booleans())
 def test_records_of_any_format_are_spans_of_the_output(parse: Any, form: str, data: Any, opened: bool) -> None:
@@ -82,17 +91,13 @@ def test_records_of_any_format_are_spans_of_the_output(parse: Any, form: str, da
         arguments.encode("utf-8")
 
 
-def in_tags() -> list[str]:
-    return [name for name, form in FORMATS.items() if isinstance(form.build((), False, THINK), TagParser)]
-
-
 def sections_of(form: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     parser = FORMATS[form].build((), False, None)
     assert isinstance(parser, TagParser)
     return parser.markup.section_opens, parser.markup.section_closes
 
 
-@pytest.mark.parametrize("form", in_tags())
+@pytest.mark.parametrize("form", EVERY)
 @law
 @given(data=st.data(), opened=st.booleans())
 def test_nothing_is_lost_but_framing(parse: Any, form: str, data: Any, opened: bool) -> None:

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+from jinja2 import Template
 from jinja2.sandbox import SandboxedEnvironment
 from tokenizers import Tokenizer, models
 
@@ -86,13 +87,29 @@ def tokenizer(name: str) -> HFTokenizer:
     return HFTokenizer(backend, name=name, templates={"default": templates()[name]}, special=special, eos_ids=frozenset({0}))
 
 
+@functools.cache
+def compiled(name: str) -> Template:
+    sandbox = SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    sandbox.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False, default=list)
+    return sandbox.from_string(templates()[name])
+
+
 def rendered(name: str, reply: dict[str, Any] | None) -> str:
     messages = [USER] if reply is None else [USER, {"role": "assistant", **reply}]
     if name not in NULL_CONTENT + REFUSED:
         return tokenizer(name).apply_template(messages, DECLARED, generation_prompt=reply is None)
-    sandbox = SandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    sandbox.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False, default=list)
-    return sandbox.from_string(templates()[name]).render(messages=messages, tools=DECLARED, add_generation_prompt=reply is None)
+    return compiled(name).render(messages=messages, tools=DECLARED, add_generation_prompt=reply is None)
+
+
+@functools.cache
+def prompt_of(name: str) -> str:
+    return rendered(name, None)
+
+
+@functools.cache
+def end_of(name: str) -> str:
+    """What the template writes after a reply's text."""
+    return rendered(name, {"content": "ANCHOR"}).rpartition("ANCHOR")[2]
 
 
 def as_message(calls: list[tuple[str, dict[str, Any]]], *, as_text: bool) -> list[dict[str, Any]]:
@@ -108,7 +125,7 @@ def as_message(calls: list[tuple[str, dict[str, Any]]], *, as_text: bool) -> lis
 
 def written(name: str, content: str, reasoning: str, calls: list[tuple[str, dict[str, Any]]]) -> tuple[str, bool]:
     """What the template writes for the reply from the generation prompt on, less its end of turn; and whether reasoning was open there."""
-    prompt = rendered(name, None)
+    prompt = prompt_of(name)
     reply: dict[str, Any] = {
         "content": None if name in NULL_CONTENT else content,
         **({"reasoning_content": reasoning} if reasoning else {}),
@@ -120,8 +137,7 @@ def written(name: str, content: str, reasoning: str, calls: list[tuple[str, dict
     if not whole.startswith(prompt):  # It opens the reply in another way than it would be prompted.
         prompt = re.sub(r"(<think>\s*|</think>\s*)+$", "", prompt)
     assert whole.startswith(prompt)
-    closed = rendered(name, {"content": "ANCHOR"}).rpartition("ANCHOR")[2]
-    output = whole[len(prompt) :].removesuffix(closed)
+    output = whole[len(prompt) :].removesuffix(end_of(name))
     return output, prompt.rstrip().endswith("<think>") or output.startswith("</think>")
 
 

@@ -163,3 +163,23 @@ def test_late_system_messages_become_reminders_one_after_another() -> None:
     assert text(refusing, renderer.render(ends_in_user, ())) == said("system", "s") + said("user", f"a\n\n{one}\n\n{two}") + OPENED
     ended = [refusing.control_tokens["<|im_end|>"]]
     assert text(refusing, renderer.bridge(history[2], ended, history[3:5], ())) == "\n" + said("user", f"{one}\n\n{two}") + OPENED
+
+
+def test_content_is_given_in_blocks_where_only_blocks_are_shown() -> None:
+    """The template refuses any role but those of the chat format."""
+    blocks = load_tokenizer(
+        qwen_directory("qwen3"),
+        chat_template="""
+{%- for m in messages %}
+{%- if m.role not in ['system', 'user', 'assistant', 'tool'] %}{{ raise_exception('role') }}{% endif %}
+{{- '<|im_start|>' + m.role + '\\n' }}
+{%- for b in m.content %}{% if b.type == 'text' %}{{ b.text }}{% endif %}{% endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}""",
+    )
+    renderer = ChatTemplateRenderer(blocks)
+    assert Quirk.CONTENT_BLOCKS in renderer.traits
+    history = [system("s"), user("a"), assistant("done"), user("b")]
+    expected = said("system", "s") + said("user", "a") + said("assistant", "done") + said("user", "b") + OPENED
+    assert text(blocks, renderer.render(history, ())) == expected

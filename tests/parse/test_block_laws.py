@@ -128,7 +128,7 @@ def test_without_declared_tools_no_call_is_read(form: str) -> None:
     assert parser.records == []
 
 
-LONG = 60_000
+LONG = 24_000
 HOSTILE = {
     "mistral": [
         "[TOOL_CALLS]",

@@ -131,7 +131,7 @@ message = st.tuples(quoted, said) | st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(message, min_size=1, max_size=5), st.booleans(), st.booleans(), st.booleans())
 def test_completions_are_read_as_the_package_reads_them(
     messages: list[tuple[str, str]], recipient_first: bool, constrained: bool, stripped: bool

@@ -63,6 +63,15 @@ def test_a_call_only_quoted_in_a_broken_string_never_runs() -> None:
     assert (run("mistral", output).calls, run("mistral", output).text) == ([], output)
 
 
+@pytest.mark.parametrize(
+    ("behind", "text"), [(" I will.\n", f"{OPEN} I will."), ("\n", OPEN), (" \n\n", f"{OPEN} \n"), ("", OPEN), ("{}\n", f"{OPEN}{{}}")]
+)
+def test_a_tag_that_opens_no_call_is_text_alone(behind: str, text: str) -> None:
+    found = run("mistral", f"{OPEN}{behind}{OPEN}bash[ARGS]{{}}")
+    assert (found.text, found.calls, found.statuses) == (text, [("bash", {})], [CallStatus.INVALID_JSON, CallStatus.OK])
+    assert found.records[0].raw == OPEN
+
+
 def test_text_right_behind_a_call_is_text() -> None:
     found = run("mistral", OPEN + "bash[ARGS]{}Done, see bash[ARGS]{} above")
     assert (len(found.calls), found.text) == (1, "Done, see bash[ARGS]{} above")

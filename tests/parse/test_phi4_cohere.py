@@ -57,6 +57,13 @@ def test_a_list_that_never_ends_is_text(form: str, opener: str, closer: str, nam
     assert (found.text, found.statuses) == (output, [CallStatus.UNCLOSED])
 
 
+@each
+def test_a_call_behind_a_tag_that_opened_none_comes_out(form: str, opener: str, closer: str, name: str, arguments: str) -> None:
+    found = run(form, f'{opener}prose {opener}[{{"{name}": "bash"}}]{closer}')
+    assert (found.text, found.calls) == (f"{opener}prose ", [("bash", {})])
+    assert found.statuses == [CallStatus.UNCLOSED if closer else CallStatus.INVALID_JSON, CallStatus.OK]
+
+
 def test_cohere_ids_are_kept_as_written() -> None:
     assert run("cohere", '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "bash", "parameters": {}}]<|END_ACTION|>').written == ["0"]
 

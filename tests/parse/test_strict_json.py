@@ -45,7 +45,13 @@ def test_depth_is_counted_by_nesting_not_by_brackets() -> None:
 
 
 @settings(deadline=None)
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=25,
+    )
+)
 def test_an_object_is_one_exactly_where_the_standard_library_agrees(value: Any) -> None:
     text = json.dumps(value)
     assert is_object(text) == (isinstance(value, dict) and not _has_constant(value))

@@ -141,7 +141,7 @@ def _refusals(found: Sequence[Result]) -> list[str]:
     lines = [
         "## Refused requests",
         "",
-        "Histories that no template must take: a result of no call, results out of their order. Nothing is sampled for them, and the session goes on.",
+        "Histories that no template must take: a result of no call, results out of their order. Nothing is sampled for them.",
         "",
     ]
     for r in found:

@@ -136,8 +136,8 @@ def test_forks_with_a_false_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_agreement_a_bridge_lacks_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
     bridge = ChatTemplateRenderer.bridge
 
-    def fault(renderer: ChatTemplateRenderer, *args: object) -> object:
-        found = bridge(renderer, *args)  # type: ignore[arg-type]
+    def fault(renderer: ChatTemplateRenderer, *args: object, **more: object) -> object:
+        found = bridge(renderer, *args, **more)  # type: ignore[arg-type]
         return replace(found, ids=found.ids[1:]) if isinstance(found, Rendered) else found
 
     subject = subject_of(NAME)

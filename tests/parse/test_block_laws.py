@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.parse.kit import TOOLS, check_chunking, check_nothing_lost, outputs
 from turnloom.parse.formats import parser_factory
 
-law = settings(max_examples=100, deadline=None)
+law = settings(max_examples=60, deadline=None)
 
 JSON = '{"name": "bash", "arguments": {"path": "a}]"}}'
 THINKING = ("<|START_THINKING|>", "<|END_THINKING|>")

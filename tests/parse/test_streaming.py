@@ -186,7 +186,7 @@ SPELLED_SHAPES: dict[str, Callable[[str, str, int], str]] = {
 @pytest.mark.parametrize("form", ["glm", "deepseek_v3", "deepseek_v31", "kimi_k2", "minimax_m2", "deepseek_dsml"])
 def test_work_is_linear_in_the_text_of_other_formats(form: str, shape: str, step: int) -> None:
     head, tail = SPELLED[form]([("bash", {"text": "VALUE"})]).split("VALUE")
-    small, large = (SPELLED_SHAPES[shape](head, tail, n) for n in (600 + SIZE[step], 1200 + 2 * SIZE[step]))
+    small, large = (SPELLED_SHAPES[shape](head, tail, n) for n in (7 * SIZE[step] // 5, 14 * SIZE[step] // 5))
     assert handed_over(large, step, form) <= 1.5 * (len(large) / len(small)) * handed_over(small, step, form)
 
 

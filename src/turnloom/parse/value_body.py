@@ -15,7 +15,9 @@ MAX_HEAD = 512
 
 
 class ValueBody:
-    """`head` matches everything from the body's first character to the value's
+    """A `Body`, of which a subclass says the meaning (`decode`).
+
+    `head` matches everything from the body's first character to the value's
     opening bracket, with the tool's `name` as a group where it is there;
     `unfinished` matches whatever could become that.
     """

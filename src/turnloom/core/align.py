@@ -43,8 +43,9 @@ def shared_turns(chain: Sequence[Turn], agreed: int, prompt: IntArray) -> int:
         end = turn.prompt_len + len(turn.output)
         if end <= min(agreed, intact):
             return count
-        # Where a later turn was realigned, the end of this one's sequence is not in the chain's.
-        if intact < end <= len(prompt) and agreement(sequence(chain[:count]), prompt) == end:
+        # Where a later turn was realigned, the end of this one's sequence is not in the chain's. The prompt can go on
+        # from it only where it leaves the chain's at that very id.
+        if intact == agreed < end <= len(prompt) and agreement(sequence(chain[:count]), prompt) == end:
             return count
         intact = min(intact, turn.kept)
     return 0

@@ -16,6 +16,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 from turnloom.types import Message, Part, Reasoning, Request, Text, Tool, ToolCall, ToolResult
 
@@ -44,10 +45,24 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True)
 class RequestKeys:
-    """The keys of a request's tools and of each of its messages: one pass over its text."""
+    """The keys of a request's tools and of each of its messages: one pass over its text.
+
+    `calls` are digests of each call's words, for messages with several.
+    `canonical` are the messages' keys under the canonical matcher, empty where it is the matcher.
+    """
 
     tools: bytes
     messages: tuple[bytes, ...]
+    calls: tuple[tuple[bytes, ...], ...]
+    canonical: tuple[bytes, ...] = ()
+
+    def permuted(self, order: Sequence[int]) -> RequestKeys:
+        """The keys of the same messages in another order, and of no others."""
+
+        def pick(column: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(column[i] for i in order) if column else ()
+
+        return RequestKeys(self.tools, pick(self.messages), pick(self.calls), pick(self.canonical))
 
 
 def message_key(message: Message) -> bytes:
@@ -72,7 +87,20 @@ STRICT = Matcher(strict_key, minted_ids=False)
 
 
 def request_keys(request: Request, matcher: Matcher = CANONICAL) -> RequestKeys:
-    return RequestKeys(tools_key(request.tools), tuple(map(matcher.key, request.messages)))
+    messages = request.messages
+    keys, calls = tuple(map(matcher.key, messages)), tuple(map(several_calls, messages))
+    return RequestKeys(tools_key(request.tools), keys, calls, () if matcher == CANONICAL else tuple(map(message_key, messages)))
+
+
+def several_calls(message: Message) -> tuple[bytes, ...]:
+    """A digest of each call's words, where there are several: one call needs none to be told from others."""
+    calls = message.calls
+    return tuple(_digest([call_key(c)]) for c in calls) if len(calls) > 1 else ()
+
+
+def placed(key: bytes, place: int) -> bytes:
+    """The key of a tool result that answers the call at this place of the reply above it."""
+    return key + place.to_bytes(4, "little", signed=True)
 
 
 def echo_keys(message: Message, matcher: Matcher) -> tuple[bytes, ...]:
@@ -86,10 +114,13 @@ def same_words(recorded: Message, came: Message) -> bool:
 
 
 def begins(recorded: Message, came: Message) -> bool:
-    """Whether `came` is what a client had of `recorded` when it was cut off: its calls up to one, and its words at least up to there."""
+    """Whether `came` is what a client had of `recorded` when it was cut off: all its calls, and its words at least up to the last.
+
+    A recorded call that did not come back was never seen, and nobody will answer it.
+    """
     calls, known = [call_key(c) for c in came.calls], [call_key(c) for c in recorded.calls]
     words = visible_text(came)
-    if calls != known[: len(calls)] or not (words or calls):
+    if calls != known or not (words or calls):
         return False
     ends = [i for i, part in enumerate(recorded.parts, 1) if isinstance(part, ToolCall)]
     before = Message(recorded.role, recorded.parts[: ends[len(calls) - 1]] if calls else ())

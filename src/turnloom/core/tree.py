@@ -7,22 +7,38 @@ the tree is always on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from turnloom.core.align import sequence
-from turnloom.core.match import CANONICAL, Matcher, RequestKeys, begins, call_key, echo_keys, request_keys, same_words, tools_key
+from turnloom.core.index import NEWEST, Index
+from turnloom.core.match import (
+    CANONICAL,
+    Matcher,
+    RequestKeys,
+    begins,
+    echo_keys,
+    placed,
+    request_keys,
+    same_words,
+    several_calls,
+    strict_key,
+    tools_key,
+)
+from turnloom.core.order import NO_CALL, Slot, arranged, as_recorded, same_calls, slots
 from turnloom.core.records import Delta, Node
-from turnloom.types import NO_IDS, IntArray, Message, Outcome, Reasoning, Request, Turn
+from turnloom.types import NO_IDS, IntArray, Message, Outcome, Reasoning, Request, Text, ToolResult, Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
     """Where a request attaches. `path` are the matched nodes, head first; empty when no head has these tools.
 
+    `slots` say which of the request's messages stands where, since results stand in the order of the recorded calls.
     `base` is the deepest turn on the path: its tokens can be continued. `tail`
     are the request's messages after the base turn's reply, or all of them.
-    `respelled` counts replies on the path that no key matched, but their call ids or their beginning did.
+    `respelled` counts replies on the path that no key matched, but their call ids or their beginning did,
+    and those whose ids name other calls than their words.
     """
 
     request: Request
@@ -30,7 +46,13 @@ class Pending:
     base: str | None
     tail: tuple[Message, ...]
     keys: RequestKeys
+    slots: tuple[Slot, ...]
     respelled: int = 0
+
+    @property
+    def order(self) -> list[int]:
+        """Which of the request's messages stands where."""
+        return [i for i, _ in self.slots]
 
 
 class Tree:
@@ -41,49 +63,146 @@ class Tree:
         self.nodes: list[Node] = []
         self.turns: dict[str, Turn] = {}
         self.node_of: dict[str, int] = {}
+        self.failed = 0
+        """How many turns have failed."""
+        self.index = Index(matcher)
+        self._canonical = self.index if matcher == CANONICAL else Index(CANONICAL)
+        """What the canonical matcher would have found."""
         self._children: dict[int, list[int]] = {}
-        self._matching: dict[tuple[int, bytes], list[int]] = {}
-        self._keys: dict[int, tuple[bytes, ...]] = {}
         self._heads: dict[bytes, int] = {}
+        self._openings: dict[bytes, list[int]] = {}
+        """Key -> the nodes with it that nothing but system messages stands before, under any tools."""
+        self._leading: set[int] = set()
+        self._reply_above: dict[int, int | None] = {}
+        """A node -> the nearest assistant message on its path, itself included."""
         self._continued: set[str] = set()
         self._calls: dict[tuple[int, str], list[int]] = {}
         """(parent, id of a call) -> the replies there that made it. Ids need be unique among siblings only."""
+        self._said: dict[int, tuple[bytes, ...]] = {}
+        """The words of each call, where a message has several."""
 
     @property
     def heads(self) -> tuple[int, ...]:
         return tuple(self._heads.values())
 
-    def matching_children(self, parent: int, key: bytes) -> Sequence[int]:
-        return self._matching.get((parent, key), ())
-
     def children(self, parent: int) -> Sequence[int]:
         """In the order they were added."""
         return self._children.get(parent, ())
 
+    def openings(self, key: bytes) -> Sequence[int]:
+        """Where a history opens with this message, after its system messages; under all tools, in the order they were added."""
+        return self._openings.get(key, ())
+
     def prepare(self, request: Request, keys: RequestKeys | None = None) -> Pending:
         """Resolve without mutating. `keys` are the request's, where they were computed already."""
-        keys = keys or request_keys(request, self.matcher)
+        return self._prepare(self.index, request, keys or request_keys(request, self.matcher))
+
+    def prepare_canonical(self, pending: Pending) -> Pending:
+        """The same request as the canonical matcher would have resolved it."""
+        keys = pending.keys
+        return self._prepare(self._canonical, pending.request, replace(keys, messages=keys.canonical or keys.messages))
+
+    def _prepare(self, index: Index, request: Request, keys: RequestKeys) -> Pending:
         head = self._heads.get(keys.tools)
-        if head is None:
-            return Pending(request, (), None, request.messages, keys)
-        path = self.path(self._deepest(head, request.messages, keys.messages))
-        respelled = sum(key not in self._keys[node] for node, key in zip(path[1:], keys.messages, strict=False))
+        path = () if head is None else self.path(self._deepest(index, head, request.messages, keys.messages))
+        came = request.messages
+        standing = tuple(arranged(came, [*(self._message(n) for n in path[1:]), *came[max(len(path) - 1, 0) :]]))
+        respelled = sum(self._respelled(index, *each) for each in zip(path[1:], came, keys.messages, keys.calls, strict=False))
         for depth in range(len(path) - 1, 0, -1):
             if (turn := self.nodes[path[depth]].turn) is not None:
-                return Pending(request, path, turn, request.messages[depth:], keys, respelled)
-        return Pending(request, path, None, request.messages, keys)
+                return Pending(request, path, turn, came[depth:], keys, standing, respelled)
+        return Pending(request, path, None, came, keys, standing, respelled)
 
-    def _deepest(self, head: int, messages: Sequence[Message], keys: Sequence[bytes]) -> int:
-        """The end of the longest matching history. Equal siblings are all followed; evidence, then recency, decides."""
-        frontier = [head]
-        for message, key in zip(messages, keys, strict=True):
-            found = [child for node in frontier for child in self.matching_children(node, key)]
-            if not found and message.role == "assistant" and self.matcher.minted_ids:
-                found = self._by_minted_ids(frontier, message) or self._by_beginning(frontier, message)
+    def _respelled(self, index: Index, node: int, came: Message, key: bytes, said: tuple[bytes, ...]) -> bool:
+        if came.role != "assistant":
+            return False
+        if key not in index.keys[node]:
+            return True
+        recorded = self._message(node)
+        if not said or len(recorded.calls) != len(said):
+            return False
+        pairs = enumerate(same_calls(recorded, came))
+        return any(j is not None and came.calls[i].id == recorded.calls[j].id and said[i] != self._said[node][j] for i, j in pairs)
+
+    def levels(self, index: Index, start: int, messages: Sequence[Message], keys: Sequence[bytes]) -> Iterator[list[int]]:
+        """The nodes that each further message matches, until one matches none. Equal siblings are all followed."""
+        frontier, reply, end = [start], -1, 0
+        standing: dict[int | None, list[Slot]] = {}
+        for i, message in enumerate(messages):
+            if i == end:
+                end = next((j for j in range(i, len(messages)) if messages[j].role == "assistant"), len(messages))
+                standing = {}
+            if message.role == "tool":
+                found: list[int] = []
+                for node in frontier:
+                    above = self._reply_above[node]
+                    if above not in standing:
+                        recorded = None if above is None else self._message(above)
+                        standing[above] = slots(recorded, messages[reply] if reply >= 0 else None, messages[reply + 1 : end])
+                    at, place = standing[above][i - reply - 1]
+                    found += index.matching(node, placed(keys[reply + 1 + at], place))
+            else:
+                found = [child for node in frontier for child in index.matching(node, keys[i])]
+            if message.role == "assistant":
+                found = self._by_evidence(index, frontier, message, keys[i], found)
+                reply, end = i, i + 1
             if not found:
-                break
-            frontier = self._by_evidence(message, found)
-        return max(frontier, key=self._preference)
+                return
+            frontier = found if len(found) <= 2 * NEWEST else sorted(found, key=lambda n: (n in self._children, n))[-2 * NEWEST :]
+            yield frontier
+
+    def _deepest(self, index: Index, head: int, messages: Sequence[Message], keys: Sequence[bytes]) -> int:
+        """The end of the history with the deepest delivered turn; of several the longest, then the preferred."""
+        held = {head: 0}
+        best, chosen = (0, 0, (0, 0)), head
+        for depth, frontier in enumerate(self.levels(index, head, messages, keys), 1):
+            for node in frontier:
+                turn, parent = self.nodes[node].turn, self.nodes[node].parent
+                assert parent is not None, "a head matches no message"
+                held[node] = held[parent] if turn is None or self._undelivered(node) else depth
+                if (rank := (held[node], depth, self._preference(node))) > best:
+                    best, chosen = rank, node
+        return chosen
+
+    def _by_evidence(self, index: Index, frontier: Sequence[int], message: Message, key: bytes, found: Sequence[int]) -> list[int]:
+        """The recorded replies that this one may be: those with its key, narrowed by what vouches for one of them.
+
+        What clients brought themselves is never narrowed away, and narrows nothing.
+        """
+        found = list(dict.fromkeys((*found, *self._named(index, frontier, message, key))))
+        if not found and index.matcher.minted_ids:
+            found = self._by_minted_ids(frontier, message) or self._by_beginning(frontier, message)
+        turns = [n for n in found if self.nodes[n].turn is not None]
+        if len(turns) > 1:
+            return [*(n for n in found if self.nodes[n].turn is None), *self._narrowed(message, turns)]
+        return found
+
+    def _named(self, index: Index, frontier: Sequence[int], message: Message, key: bytes) -> list[int]:
+        """Replies with this key that call ids and signatures name."""
+        named = [n for parent in frontier for c in message.calls for n in self._calls.get((parent, c.id), ())[-NEWEST:]]
+        turns = [self.node_of[p.ref] for p in message.parts if isinstance(p, Reasoning) and p.ref in self.node_of]
+        named += [n for n in turns if self.nodes[n].parent in frontier]
+        return [n for n in named if key in index.keys[n]]
+
+    def _narrowed(self, message: Message, found: list[int]) -> list[int]:
+        """Those that minted call ids name; then signatures, reasoning, the order of calls, the very words."""
+        call_ids, refs = {c.id for c in message.calls}, {p.ref for p in message.parts if isinstance(p, Reasoning)}
+        thought, said = message.reasoning.strip(), several_calls(message)
+
+        def narrowed(nodes: list[int], fits: Callable[[int], bool]) -> list[int]:
+            return nodes if len(nodes) == 1 else [n for n in nodes if fits(n)] or nodes
+
+        found = narrowed(found, lambda n: any(c.id in call_ids for c in self._message(n).calls))
+        found = narrowed(found, lambda n: self.nodes[n].turn in refs)
+        if thought:
+            found = narrowed(found, lambda n: self._message(n).reasoning.strip() == thought)
+        if said:
+            found = narrowed(found, lambda n: self._said[n] == said)
+        found = narrowed(found, lambda n: _texts(self._message(n)) == _texts(message))
+        if len(found) > 1:
+            exact = strict_key(message)
+            found = narrowed(found, lambda n: strict_key(self._message(n)) == exact)
+        return found
 
     def _by_minted_ids(self, frontier: Sequence[int], message: Message) -> list[int]:
         """The reply whose every call came back under the id minted for it, with the same words around them.
@@ -94,34 +213,18 @@ class Tree:
         """
         if not message.calls:
             return []
-        named = {n for parent in frontier for n in self._calls.get((parent, message.calls[0].id), ())}
+        named = [n for parent in frontier for n in self._calls.get((parent, message.calls[0].id), ())[-2 * NEWEST :]]
         vouched = [n for n in named if _vouch(self._message(n), message)]
         return vouched if len(vouched) == 1 else []
 
     def _by_beginning(self, frontier: Sequence[int], message: Message) -> list[int]:
         """Replies that no client got whole, and that begin with what came back."""
-        children = (child for node in frontier for child in self.children(node))
+        children = (child for node in frontier for child in self.children(node)[-2 * NEWEST :])
         return [n for n in children if self._undelivered(n) and begins(self._message(n), message)]
 
     def _undelivered(self, node: int) -> bool:
         turn = self.nodes[node].turn
         return turn is not None and self.turns[turn].outcome is not Outcome.DELIVERED
-
-    def _by_evidence(self, message: Message, found: list[int]) -> list[int]:
-        """Of equal siblings, those that minted call ids name; then signatures, reasoning word for word, the order of calls."""
-        if message.role != "assistant" or len(found) == 1:
-            return found
-        call_ids, refs = {c.id for c in message.calls}, {p.ref for p in message.parts if isinstance(p, Reasoning)}
-        thought, calls = message.reasoning.strip(), [call_key(c) for c in message.calls]
-
-        def narrowed(nodes: list[int], fits: Callable[[int], bool]) -> list[int]:
-            return [n for n in nodes if fits(n)] or nodes
-
-        found = narrowed(found, lambda n: any(c.id in call_ids for c in self._message(n).calls))
-        found = narrowed(found, lambda n: self.nodes[n].turn in refs)
-        if thought:
-            found = narrowed(found, lambda n: self._message(n).reasoning.strip() == thought)
-        return narrowed(found, lambda n: [call_key(c) for c in self._message(n).calls] == calls)
 
     def _preference(self, node: int) -> tuple[int, int]:
         """Delivered turns before the client's own messages before turns nobody got; then the newest."""
@@ -163,46 +266,87 @@ class Tree:
             head = self._heads.get(pending.keys.tools)
             at = add(Node(next_id(), None, tools=pending.request.tools)) if head is None else head
             done = 0
-        for message, key in zip(pending.request.messages[done:], pending.keys.messages[done:], strict=True):
-            known = self.matching_children(at, key)
+        came = pending.request.messages
+        # Results stand under the ids of the calls on record, so that what they answer is known when they are read again.
+        messages = as_recorded(came, [*(self._message(n) for n in pending.path[1:]), *came[done:]])
+        for message, (i, place) in zip(messages[done:], pending.slots[done:], strict=True):
+            key = pending.keys.messages[i]
+            known = self.index.matching(at, placed(key, place) if message.role == "tool" else key)
             at = max(known, key=self._preference) if known else add(Node(next_id(), at, message))
         add(Node(next_id(), at, reply, turn=turn.id))
         return Delta(tuple(added), turn)
 
-    def apply(self, delta: Delta, keys: Sequence[bytes] = ()) -> None:
+    def apply(self, delta: Delta, pending: Pending | None = None) -> None:
         """Add a staged delta. Deltas apply in the order they were staged.
 
-        `keys` are those of the delta's last messages before the reply, where they
-        were computed already.
+        `pending` is the request that it was staged for: the keys of its last
+        messages, which the delta has before the reply, are not computed again.
         """
-        known = dict(zip([n.id for n in delta.nodes[:-1]][::-1], reversed(keys), strict=False))
+        brought = [n.id for n in delta.nodes[:-1] if n.parent is not None][::-1]
+        keys = pending.keys.permuted(pending.order[::-1]) if pending else RequestKeys(b"", (), ())
+        known, canonical = (dict(zip(brought, column, strict=False)) for column in (keys.messages, keys.canonical))
         for node in delta.nodes:
             if node.id != len(self.nodes):
                 raise ValueError(f"node {node.id} applied out of order; {len(self.nodes)} was next")
             self.nodes.append(node)
             if node.parent is None:
                 self._heads[tools_key(node.tools)] = node.id
-                continue
-            self._index(node.id, node.parent, known.get(node.id))
+                self._leading.add(node.id)
+                self._reply_above[node.id] = None
+            else:
+                self._add(node.id, node.parent, known.get(node.id), canonical.get(node.id))
         self.turns[delta.turn.id] = delta.turn
+        self.failed += delta.turn.outcome is Outcome.FAILED
         if delta.turn.base is not None:
             self._continued.add(delta.turn.base)
 
-    def _index(self, node: int, parent: int, key: bytes | None) -> None:
+    def _add(self, node: int, parent: int, key: bytes | None, canonical: bytes | None) -> None:
         message, turn = self._message(node), self.nodes[node].turn
-        if turn is None:
-            keys: tuple[bytes, ...] = (self.matcher.key(message) if key is None else key,)
-        else:
-            keys = echo_keys(message, self.matcher)
+        if turn is not None:
             self.node_of[turn] = node
             for call_id in dict.fromkeys(c.id for c in message.calls):
                 self._calls.setdefault((parent, call_id), []).append(node)
-        self._keys[node] = keys
+        self._reply_above[node] = node if message.role == "assistant" else self._reply_above[parent]
+        if said := several_calls(message):
+            self._said[node] = said
+        place = self._place(node, parent) if message.role == "tool" else None
+        grandparent = self.nodes[parent].parent
+        for index, given in {id(self._canonical): (self._canonical, canonical), id(self.index): (self.index, key)}.values():
+            if turn is not None:
+                keys = echo_keys(message, index.matcher)
+            else:
+                own = index.matcher.key(message) if given is None else given
+                keys = (own if place is None else placed(own, place),)
+            index.add(node, parent, keys)
+            if parent not in self._children and grandparent is not None:
+                index.follow(parent, grandparent)
         self._children.setdefault(parent, []).append(node)
-        for each in keys:
-            self._matching.setdefault((parent, each), []).append(node)
+        if parent in self._leading:
+            if message.role == "system":
+                self._leading.add(node)
+            else:
+                for each in self.index.keys[node]:
+                    self._openings.setdefault(each, []).append(node)
+
+    def _place(self, node: int, parent: int) -> int:
+        """Which call of the nearest reply above a result answers; the next of several under one id."""
+        part = next((p for p in self._message(node).parts if isinstance(p, ToolResult)), None)
+        reply = self._reply_above[parent]
+        if part is None or reply is None:
+            return NO_CALL
+        places = [i for i, call in enumerate(self._message(reply).calls) if call.id == part.call_id]
+        if len(places) < 2:
+            return places[0] if places else NO_CALL
+        earlier, at = 0, parent
+        while at != reply:
+            earlier += any(isinstance(p, ToolResult) and p.call_id == part.call_id for p in self._message(at).parts)
+            above = self.nodes[at].parent
+            assert above is not None, "the reply is on the path"
+            at = above
+        return places[min(earlier, len(places) - 1)]
 
     def amend(self, turn_id: str, outcome: Outcome) -> None:
+        self.failed += (outcome is Outcome.FAILED) - (self.turns[turn_id].outcome is Outcome.FAILED)
         self.turns[turn_id] = replace(self.turns[turn_id], outcome=outcome)
 
     def chain(self, turn_id: str) -> list[Turn]:
@@ -223,6 +367,10 @@ class Tree:
 
     def reply(self, turn_id: str) -> Message:
         return self._message(self.node_of[turn_id])
+
+
+def _texts(message: Message) -> list[str]:
+    return [p.text for p in message.parts if isinstance(p, Text)]
 
 
 def _vouch(recorded: Message, came: Message) -> bool:

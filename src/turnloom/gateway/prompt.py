@@ -10,7 +10,7 @@ import numpy as np
 
 from turnloom.core.align import agreement, sequence, shared_turns
 from turnloom.core.match import request_keys
-from turnloom.core.restore import restored, restored_tail
+from turnloom.core.restore import calls_before, restored, restored_tail
 from turnloom.core.tree import Pending, Tree
 from turnloom.errors import RenderError
 from turnloom.gateway.policy import SAMPLED, History
@@ -70,9 +70,8 @@ async def build_prompt(renderer: Renderer, tree: Tree, pending: Pending, history
         chain = tree.chain(pending.base)
         at = {node: i for i, node in enumerate(pending.path, -1)}
         places = [at[tree.node_of[turn.id]] for turn in chain]
-        calls_before = sum(len(message.calls) for message in pending.request.messages[: places[-1]])
         reply = tree.reply(pending.base)
-        held = _Held(chain, sequence(chain), reply, places, restored_tail(pending, reply), calls_before)
+        held = _Held(chain, sequence(chain), reply, places, restored_tail(pending, reply), calls_before(tree, pending, places[-1]))
     encoded = pending.tail if history.policy == "sampled" else pending.request.messages
     size = sum(map(_size, encoded)) + sum(len(t.description) + len(t.parameters) for t in pending.request.tools)
     if size < _INLINE_CHARS:

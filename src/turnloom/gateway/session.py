@@ -47,7 +47,7 @@ class Session:
         if self.row.status != "open":
             raise SessionClosed("this session is finished; open a new one")
         limit = self.row.limits.max_turns
-        used = sum(t.outcome is not Outcome.FAILED for t in self.tree.turns.values()) + len(self._in_flight)
+        used = len(self.tree.turns) - self.tree.failed + len(self._in_flight)
         if limit is not None and used >= limit:
             raise LimitReached(f"this session has used its {limit} turns")
         task = asyncio.current_task()
@@ -75,7 +75,7 @@ class Session:
             turn = make(len(self.tree.turns))
             delta = self.tree.stage(pending, output.message(), turn)
             await self._store.append(self.row.id, delta)
-            self.tree.apply(delta, pending.keys.messages)
+            self.tree.apply(delta, pending)
             return turn
 
     async def amend(self, turn_id: str, outcome: Outcome) -> None:

@@ -44,7 +44,8 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`bridges` maps each shape to "yes" or to why it cannot be bridged; `whole` to "yes" or why it cannot be rendered whole.
+    """`bridges` maps each shape to "yes" or to why it cannot be bridged; `whole` to "yes" or why it
+    cannot be rendered whole after a system message, and an empty reply too.
 
     `reasoning` says what becomes of earlier reasoning when a history is rendered
     whole (a bridge keeps the tokens): `kept`, `dropped` or `kept until the next user message`.
@@ -75,7 +76,8 @@ def find_profile(renderer: Renderer, tokenizer: Tokenizer) -> Profile:
         reasoning=_reasoning(renderer, tokenizer),
         appends=_appends(renderer, tokenizer),
         bridges={shape.name: _bridges(renderer, shape) for shape in SHAPES},
-        whole={shape.name: _renders(renderer, shape) for shape in SHAPES},
+        whole={shape.name: _renders(renderer, reply(shape.calls), shape.new) for shape in SHAPES}
+        | {"empty reply": _renders(renderer, Message("assistant", ()), SHAPES[0].new)},
     )
 
 
@@ -92,9 +94,10 @@ def _bridges(renderer: Renderer, shape: Shape) -> str:
     return found.detail if isinstance(found, Unbridgeable) else "yes"
 
 
-def _renders(renderer: Renderer, shape: Shape) -> str:
+def _renders(renderer: Renderer, said: Message, new: Sequence[Message]) -> str:
+    history = [Message("system", (Text("be brief"),)), _user("first"), said, *new]
     try:
-        renderer.render([_user("first"), reply(shape.calls), *shape.new], [_TOOL] if shape.calls else [])
+        renderer.render(history, [_TOOL] if said.calls else [])
     except RenderError as error:
         return str(error)
     return "yes"

@@ -98,6 +98,36 @@ def test_what_was_replaced_in_one_sample_trains_in_another_that_holds_it() -> No
     assert found.untrained == ()
 
 
+LOST = {Overlong.DROP: "its sample is longer than the maximum", Overlong.TURN: "beyond the maximum sample length"}
+
+
+@pytest.mark.parametrize(("overlong", "reason"), [*LOST.items(), (Overlong.TRUNCATE, LOST[Overlong.TURN])])
+def test_what_only_the_maximum_took_is_not_called_replaced(overlong: Overlong, reason: str) -> None:
+    """The other branch, which held all of the reply, is too long."""
+    w = said()
+    realigned(w, kept=3)
+    w.say(request(user("a"), assistant("A"), user("other")), assistant("C"), output=tuple(range(300, 310)), appended=ids(range(400, 410)))
+    found = unroll(w.tree, Origin("s"), longest=Longest(8, overlong))
+    reasons = {u.turn_id: u for u in found.untrained}
+    assert reasons["t0"] == Untrained("t0", 3, reason)
+    assert reasons["t2"] == Untrained("t2", 10, reason)
+    w = said()
+    realigned(w, kept=3, output=(9,))
+    kept = unroll(w.tree, Origin("s"), longest=Longest(6, overlong))
+    assert kept.untrained == (Untrained("t0", 3, "replaced by realignment"),), "no maximum took these"
+
+
+@pytest.mark.parametrize("overlong", [Overlong.TRUNCATE, Overlong.TURN])
+def test_what_was_replaced_is_not_called_too_long(overlong: Overlong) -> None:
+    w = said()
+    realigned(w, kept=2)
+    found = unroll(w.tree, Origin("s"), longest=Longest(2, overlong))
+    assert found.untrained == (
+        Untrained("t0", 4, "replaced by realignment"),
+        Untrained("t1", 2, "beyond the maximum sample length"),
+    )
+
+
 def test_a_base_whose_realigned_turn_was_not_delivered_trains_whole() -> None:
     w = said()
     realigned(w, kept=3, outcome=Outcome.ORPHANED)

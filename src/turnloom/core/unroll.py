@@ -93,7 +93,9 @@ def prompt_crc(prompt: IntArray) -> int:
 def unroll(tree: Tree, origin: Origin, policy: Policy = delivered_only, longest: Longest = UNLIMITED) -> Unrolled:
     """Samples in the order of their last turns. Reads only: the same tree gives equal samples every time."""
     plan = _plan(tree, policy, longest)
-    return Unrolled(tuple(_samples(tree, origin, plan)), _untrained(tree, plan))
+    free = plan if longest.max_tokens is None else _plan(tree, policy, UNLIMITED)
+    lost = DROPPED if longest.overlong is Overlong.DROP else BEYOND
+    return Unrolled(tuple(_samples(tree, origin, plan)), _untrained(tree, plan, free, lost))
 
 
 def iter_samples(tree: Tree, origin: Origin, policy: Policy = delivered_only, longest: Longest = UNLIMITED) -> Iterator[Sample]:
@@ -130,9 +132,6 @@ def _plan(tree: Tree, policy: Policy, longest: Longest) -> _Plan:
     trained: dict[str, int] = {}
     seen: dict[str, int] = {}
     spans = [_spans(tree, leaf, number, reasons, trained, seen, limit) for number, leaf in enumerate(leaves)]
-    for turn_id, reason in reasons.items():
-        if reason is None and turn_id not in seen:
-            reasons[turn_id] = DROPPED
     left_out = _left_out(tree, seen)
     samples = [_Planned(t.id, found, left_out[number]) for number, (t, found) in enumerate(zip(leaves, spans, strict=True))]
     return _Plan(samples, reasons, trained, limit)
@@ -203,15 +202,15 @@ def _left_out(tree: Tree, seen: Mapping[str, int]) -> Counter[int]:
     return Counter(number for turn_id, number in owner.items() if number is not None and turn_id not in seen)
 
 
-def _untrained(tree: Tree, plan: _Plan) -> tuple[Untrained, ...]:
-    ends = {planned.leaf for planned in plan.samples}
+def _untrained(tree: Tree, plan: _Plan, free: _Plan, lost: str) -> tuple[Untrained, ...]:
+    """`free` is the plan without a maximum. What trains there and not here has the reason `lost`."""
     found = []
-    for turn_id, reason in plan.reasons.items():
+    for turn_id, reason in free.reasons.items():
         sampled, trained = len(tree.turns[turn_id].output), plan.trained.get(turn_id, 0)
+        if reason is None and trained < sampled:
+            reason = lost if free.trained.get(turn_id, 0) > trained else REPLACED
         if reason is not None:
-            found.append(Untrained(turn_id, sampled, reason))
-        elif trained < sampled:
-            found.append(Untrained(turn_id, sampled - trained, BEYOND if turn_id in ends else REPLACED))
+            found.append(Untrained(turn_id, sampled - trained, reason))
     return tuple(found)
 
 

@@ -170,9 +170,10 @@ class Tree:
         What clients brought themselves is never narrowed away, and narrows nothing.
         """
         found = list(dict.fromkeys((*found, *self._named(index, frontier, message, key))))
-        if not found and index.matcher.minted_ids:
-            found = self._by_minted_ids(frontier, message) or self._by_beginning(frontier, message)
         turns = [n for n in found if self.nodes[n].turn is not None]
+        if not turns and index.matcher.minted_ids:
+            turns = self._by_minted_ids(frontier, message)
+            found = found + turns or self._by_beginning(frontier, message)
         if len(turns) > 1:
             return [*(n for n in found if self.nodes[n].turn is None), *self._narrowed(message, turns)]
         return found

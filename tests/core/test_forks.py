@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.histories import CAT, LS, Weaver, assistant, call, request, system, user
 from turnloom.core.align import agreement, sequence, shared_turns, used
-from turnloom.core.forks import SHOWN_TOKENS, compare, explain
+from turnloom.core.forks import SHOWN_TOKENS, compare, explain, first_difference
 from turnloom.core.match import CANONICAL, STRICT, Matcher
 from turnloom.core.tree import Tree
-from turnloom.types import Fork, ForkKind, IntArray, Message, Request, Text, ids
+from turnloom.types import Fork, ForkKind, IntArray, Message, Outcome, Request, Text, Tool, ids
 
 WORDS: dict[str, int] = {}
 
@@ -184,3 +187,143 @@ def test_agreement_is_the_longest_common_prefix() -> None:
         while common < min(len(left), len(right)) and left[common] == right[common]:
             common += 1
         assert agreement(ids(left), ids(right)) == common
+
+
+NEAREST: dict[str, tuple[list[Request], Request, ForkKind, str]] = {
+    "of several tool sets, the one that goes deepest": (
+        [request(A), request(A, tools=(LS,)), request(A, assistant("said 1"), B, tools=(LS,))],
+        request(A, assistant("said 1"), B, assistant("said 2"), A, tools=(LS, CAT)),
+        ForkKind.TOOLS_CHANGED,
+        "tools added cat",
+    ),
+    "of several system messages, the one that was followed": (
+        [request(system("main, Monday"), A), request(system("a sub-agent"), B)],
+        request(system("main, Tuesday"), A, assistant("said 0"), B),
+        ForkKind.SYSTEM_CHANGED,
+        "system text differs at character 6: recorded 'main, Monday', came 'main, Tuesday'",
+    ),
+    "a deep history under other tools before a shallow one under the same": (
+        [
+            request(A, tools=(LS,)),
+            request(A, assistant("said 0"), user("sum up")),
+            request(A, assistant("said 0"), B, tools=(LS,)),
+            request(A, assistant("said 0"), B, assistant("said 2"), A, tools=(LS,)),
+        ],
+        request(A, assistant("said 0"), B, assistant("said 2"), A, assistant("said 3"), user("sum up")),
+        ForkKind.TOOLS_CHANGED,
+        "tools removed ls",
+    ),
+    "the same tools before others as near": (
+        [request(A, user("left"), tools=(LS,)), request(A, user("left"))],
+        request(A, user("right")),
+        ForkKind.HISTORY_CHANGED,
+        "user text differs at character 0: recorded 'left', came 'right'",
+    ),
+    "a history that opens alike, whatever was opened since": (
+        [request(A, tools=(LS,)), *(request(user(f"other {i}"), tools=(Tool(f"t{i}", "", "{}"),)) for i in range(20))],
+        request(A, tools=(CAT,)),
+        ForkKind.TOOLS_CHANGED,
+        "tools added cat; removed ls",
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "asked", "kind", "detail"), NEAREST.values(), ids=NEAREST)
+def test_a_fork_is_compared_with_the_nearest_history(before: list[Request], asked: Request, kind: ForkKind, detail: str) -> None:
+    w = Weaver()
+    for i, earlier in enumerate(before):
+        say(w, earlier, f"said {i}")
+    fork = fork_of(w, asked)
+    assert (fork.kind, fork.detail) == (kind, detail)
+
+
+HUGE = 10_000_000
+
+
+def sizes(fork: Fork) -> int:
+    return len(fork.detail) + len(fork.recorded) + len(fork.came) + len(fork.joined_by)
+
+
+LONG: dict[str, tuple[Request, Request]] = {
+    "one tool's name": (request(A), request(A, tools=(Tool("n" * 5_000_000, "", "{}"),))),
+    "many tools": (request(A), request(A, tools=tuple(Tool(f"{i}" + "n" * 5_000, "", "{}") for i in range(400)))),
+    "a message": (request(A, user("x" * HUGE + "a")), request(A, user("x" * HUGE + "b"))),
+    "a system message": (request(system("x" * HUGE + "a"), A), request(system("x" * HUGE + "b"), A)),
+    "characters that are shown escaped": (request(A, user("\U000e0001" * 100 + "a")), request(A, user("\U000e0001" * 100 + "b"))),
+    "arguments": (
+        request(A, assistant("", call(json.dumps("x" * HUGE))), B),
+        request(A, assistant("", call(json.dumps("x" * HUGE + "y"))), B),
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "asked"), LONG.values(), ids=LONG)
+def test_whatever_came_a_fork_is_short(before: Request, asked: Request) -> None:
+    w = Weaver()
+    w.say(before, assistant("said"))
+    fork = explain(w.tree, w.tree.prepare(asked), ids([1, 2]), lambda tokens: "t" * HUGE)
+    assert fork is not None
+    assert sizes(fork) < 2_000
+
+
+def test_a_long_reason_of_the_template_is_cut() -> None:
+    fork = compare(Fork(ForkKind.TEMPLATE, 0, "e" * HUGE), ids([1]), ids([2]), lambda tokens: f"{tokens[0]}" * HUGE)
+    assert sizes(fork) < 2_000
+    assert fork.detail.startswith("eee")
+    split = compare(Fork(ForkKind.TEMPLATE, 0, "e" * HUGE), ids([1]), ids([2]), lambda tokens: "s" * HUGE)
+    assert sizes(split) < 2_000
+    assert "in other tokens" in split.detail
+
+
+def test_a_few_tools_are_named_and_the_rest_counted() -> None:
+    w = Weaver()
+    say(w, request(A), "said")
+    fork = explain(w.tree, w.tree.prepare(request(A, tools=tuple(Tool(f"t{i}", "", "{}") for i in range(9)))))
+    assert fork is not None
+    assert fork.detail == "tools added t0, t1, t2, t3, t4 and 4 more"
+
+
+class Counted(str):
+    """A text that counts the characters that are looked at one by one."""
+
+    looked = 0
+
+    def __iter__(self) -> Iterator[str]:
+        Counted.looked += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, at: object) -> Counted:
+        Counted.looked += isinstance(at, int)
+        return Counted(super().__getitem__(at))  # type: ignore[index]
+
+
+@given(st.text("ab", max_size=40), st.text("ab", max_size=40))
+def test_the_first_difference_is_found_by_slices(left: str, right: str) -> None:
+    Counted.looked = 0
+    found = first_difference(Counted(left), Counted(right))
+    assert found == next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    assert Counted.looked == 0
+
+
+def test_strict_joins_by_canonical_what_canonical_would_have_joined() -> None:
+    """By a key, by the ids of its calls, by its beginning, from another branch of the strict tree."""
+    t = assistant("", call('{"n":1}', "m0"))
+    cases = {
+        "minted ids": (t, Outcome.DELIVERED, assistant("", call('{"n":2}', "m0"))),
+        "beginning": (assistant("I list the files"), Outcome.ABORTED, assistant("I list")),
+    }
+    for said, outcome, came in cases.values():
+        w = Weaver(STRICT)
+        w.say(request(A), said, outcome=outcome)
+        fork = explain(w.tree, w.tree.prepare(request(A, came, B)))
+        assert fork is not None
+        assert fork.joined_by == "matching=canonical"
+    w = Weaver(STRICT)
+    w.say(request(A), assistant("said"))
+    asked = request(A, assistant("said "), B)
+    w.say(asked, assistant("again"))
+    fork = explain(w.tree, w.tree.prepare(request(A, assistant("said "), B, assistant("again"), A)))
+    assert fork is None, "the client's own copy was followed"
+    fork = explain(w.tree, w.tree.prepare(request(A, assistant("said "), B)))
+    assert fork is not None
+    assert fork.joined_by == "matching=canonical", "the reply itself is on another branch"

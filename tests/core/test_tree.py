@@ -7,7 +7,7 @@ import pytest
 from tests.support.histories import CAT, LS, Weaver, assistant, call, request, result, system, user
 from turnloom.core.dump import dump_tree, lineage_count, summary
 from turnloom.core.forks import explain
-from turnloom.types import ForkKind, Message, Outcome
+from turnloom.types import ForkKind, Message, Outcome, Reasoning, Text, ToolCall
 
 
 def test_a_request_continues_the_deepest_turn_on_its_path() -> None:
@@ -103,6 +103,51 @@ def test_a_delivered_turn_is_preferred_to_one_that_nobody_got() -> None:
     w.say(request(user("a")), assistant("A"))
     w.say(request(user("a")), assistant("A"), outcome=Outcome.ORPHANED)
     assert w.tree.prepare(request(user("a"), assistant("A"), user("b"))).base == "t0"
+
+
+TWINS = {
+    "whitespace": (assistant("Done"), assistant("Done\n\n")),
+    "reasoning between": (assistant("ab"), Message("assistant", (Text("a"), Reasoning("r"), Text("b")))),
+    "edges of reasoning": (assistant("a", thought="t"), assistant("a", thought="t\n")),
+    "spelling of arguments": (assistant("", call('{"a":1}', "s")), assistant("", call('{"a":1.0}', "s"))),
+    "no text": (assistant("", call()), assistant(" ", call())),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), TWINS.values(), ids=TWINS)
+def test_of_near_twins_the_one_that_came_back_word_for_word_is_gone_on_from(one: Message, other: Message) -> None:
+    for order in ([one, other], [other, one]):
+        w = Weaver()
+        for said in order:
+            w.say(request(user("a")), said)
+        for i, said in enumerate(order):
+            assert w.tree.prepare(request(user("a"), said, user("b"))).base == f"t{i}"
+
+
+def test_words_that_came_back_exactly_tell_twins_apart_though_the_reasoning_did_not() -> None:
+    w = Weaver()
+    w.say(request(user("a")), assistant("Done", thought="t"))
+    w.say(request(user("a")), assistant("Done\n", thought="t"))
+    assert w.tree.prepare(request(user("a"), assistant("Done"), user("b"))).base == "t0"
+
+
+@pytest.mark.parametrize("echo", [call('{"n":1}', "id0"), call('{"n":2}', "id0")], ids=["as it was said", "with other arguments"])
+def test_a_clients_copy_of_a_history_does_not_stand_before_the_held_turn(echo: ToolCall) -> None:
+    """The copy was brought first and is followed by more of what comes."""
+    w = Weaver()
+    history = [user("a"), assistant("I list", echo), result("x", "id0")]
+    w.say(request(*history, user("b")), assistant("ok"))
+    w.say(request(user("a")), assistant("I list", call('{"n":1}', "id0")))
+    assert w.tree.prepare(request(*history, user("b"))).base == "t1"
+    assert w.tree.prepare(request(*history, user("b"), assistant("ok"), user("c"))).base == "t0", "a deeper turn is held"
+
+
+def test_what_nobody_got_does_not_stand_before_a_clients_copy() -> None:
+    w = Weaver()
+    w.say(request(user("a"), assistant("A"), user("b")), assistant("ok"), outcome=Outcome.ABORTED)
+    w.say(request(user("a")), assistant("A"), outcome=Outcome.ABORTED)
+    pending = w.tree.prepare(request(user("a"), assistant("A"), user("b")))
+    assert (pending.base, len(pending.path)) == (None, 4)
 
 
 def test_two_turns_prepared_at_once_share_the_messages_that_both_bring() -> None:

@@ -173,12 +173,12 @@ def _joined_by(tree: Tree, pending: Pending) -> str:
 def _difference(recorded: Message, came: Message) -> str:
     """The first characters that differ."""
     before, now = _shown(recorded), _shown(came)
-    at = _first_difference(before, now)
+    at = first_difference(before, now)
     start = max(0, at - 20)
     return f"{came.role} text differs at character {at}: recorded {before[start : at + 40]!r}, came {now[start : at + 40]!r}"
 
 
-def _first_difference(left: str, right: str) -> int:
+def first_difference(left: str, right: str) -> int:
     """The length of the longest common prefix, by halves: slices compare at the speed of memory."""
     same, end = 0, min(len(left), len(right))
     while same < end:

@@ -153,3 +153,7 @@ def test_export_keeps_to_a_maximum_length(cli: Cli, recorded: Path, tmp_path: Pa
     (first,) = lengths("--max-tokens", whole - 1, "--overlong", "turn")
     assert first < whole - 1
     assert lengths("--max-tokens", whole - 1, "--overlong", "drop") == []
+
+
+def test_a_name_that_no_file_can_have_is_answered_in_one_line(cli: Cli, recorded: Path) -> None:
+    assert len(one_line(cli("forks", "x" * 5000, "--store", recorded))) < 200

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from turnloom.cli.common import DEFAULT_STORE, StoreOption, all_rows, find_row, load_session, reading, run_async, say
+from turnloom.errors import ConfigError
 from turnloom.types import Turn
 
 
@@ -84,10 +85,13 @@ def _named(what: str | None, store: Path) -> tuple[Path, str | None]:
     """The store to read and the session to keep to, if one was named."""
     if what is not None:
         run = Path(what)
-        if (run / DEFAULT_STORE).is_file():
-            return run / DEFAULT_STORE, None
-        if run.is_file():
-            return run, None
+        try:
+            if (run / DEFAULT_STORE).is_file():
+                return run / DEFAULT_STORE, None
+            if run.is_file():
+                return run, None
+        except OSError as error:
+            raise ConfigError(f"there is no session or run {what[:40]!r}…: {error.strerror}") from None
     return store, what
 
 

@@ -4,7 +4,8 @@ Clients echo an assistant message in many spellings. The canonical matcher
 compares its words and its calls: edge whitespace, reasoning, blank text, the
 ids and the order of calls, key order and JSON spelling of arguments do not
 count; changed words do. Every other message is the client's own and compared
-by its exact text. The strict matcher compares everything that came.
+by its exact text, a tool result also by the call that it answers (`placed`).
+The strict matcher compares everything that came.
 
 A matcher decides only whether a history goes on. The tokens that it goes on
 from are always the recorded ones.

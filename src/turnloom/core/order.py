@@ -53,13 +53,12 @@ def slots(recorded: Message | None, came: Message | None, following: Sequence[Me
 
     The results that directly follow it are in the order of the recorded calls, those that answer none of them last.
     """
-    places = [NO_CALL] * len(following)
+    if recorded is None or came is None or all(m.role != "tool" for m in following):
+        return [(i, NO_CALL) for i in range(len(following))]
+    answered = _Answered(recorded, came)
+    places = [answered.place(m) for m in following]
     run = next((i for i, m in enumerate(following) if m.role != "tool"), len(following))
-    if recorded is not None and came is not None and any(m.role == "tool" for m in following):
-        answered = _Answered(recorded, came)
-        places = [answered.place(m) for m in following]
-    last = len(recorded.calls) if recorded is not None else 0
-    order = sorted(range(run), key=lambda i: places[i] if places[i] != NO_CALL else last)
+    order = sorted(range(run), key=lambda i: places[i] if places[i] != NO_CALL else len(places) + len(recorded.calls))
     return [(i, places[i]) for i in (*order, *range(run, len(following)))]
 
 

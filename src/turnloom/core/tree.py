@@ -118,8 +118,7 @@ class Tree:
             return False
         if key not in index.keys[node]:
             return True
-        recorded = self._message(node)
-        if not said or len(recorded.calls) != len(said):
+        if not said or len((recorded := self._message(node)).calls) != len(said):
             return False
         pairs = enumerate(same_calls(recorded, came))
         return any(j is not None and came.calls[i].id == recorded.calls[j].id and said[i] != self._said[node][j] for i, j in pairs)
@@ -129,10 +128,10 @@ class Tree:
         frontier, reply, end = [start], -1, 0
         standing: dict[int | None, list[Slot]] = {}
         for i, message in enumerate(messages):
-            if i == end:
-                end = next((j for j in range(i, len(messages)) if messages[j].role == "assistant"), len(messages))
-                standing = {}
             if message.role == "tool":
+                if i >= end:
+                    end = next((j for j in range(i, len(messages)) if messages[j].role == "assistant"), len(messages))
+                    standing = {}
                 found: list[int] = []
                 for node in frontier:
                     above = self._reply_above[node]
@@ -145,7 +144,7 @@ class Tree:
                 found = [child for node in frontier for child in index.matching(node, keys[i])]
             if message.role == "assistant":
                 found = self._by_evidence(index, frontier, message, keys[i], found)
-                reply, end = i, i + 1
+                reply = i
             if not found:
                 return
             frontier = found if len(found) <= 2 * NEWEST else sorted(found, key=lambda n: (n in self._children, n))[-2 * NEWEST :]
@@ -154,14 +153,14 @@ class Tree:
     def _deepest(self, index: Index, head: int, messages: Sequence[Message], keys: Sequence[bytes]) -> int:
         """The end of the history with the deepest delivered turn; of several the longest, then the preferred."""
         held = {head: 0}
-        best, chosen = (0, 0, (0, 0)), head
+        chosen, best = head, (0, 0, (0, 0))
         for depth, frontier in enumerate(self.levels(index, head, messages, keys), 1):
             for node in frontier:
                 turn, parent = self.nodes[node].turn, self.nodes[node].parent
                 assert parent is not None, "a head matches no message"
                 held[node] = held[parent] if turn is None or self._undelivered(node) else depth
                 if (rank := (held[node], depth, self._preference(node))) > best:
-                    best, chosen = rank, node
+                    chosen, best = node, rank
         return chosen
 
     def _by_evidence(self, index: Index, frontier: Sequence[int], message: Message, key: bytes, found: Sequence[int]) -> list[int]:
@@ -169,14 +168,15 @@ class Tree:
 
         What clients brought themselves is never narrowed away, and narrows nothing.
         """
-        found = list(dict.fromkeys((*found, *self._named(index, frontier, message, key))))
+        if len(found) >= NEWEST:  # Of so many, the index gives only some.
+            found = list(dict.fromkeys((*found, *self._named(index, frontier, message, key))))
         turns = [n for n in found if self.nodes[n].turn is not None]
         if not turns and index.matcher.minted_ids:
             turns = self._by_minted_ids(frontier, message)
-            found = found + turns or self._by_beginning(frontier, message)
+            found = [*found, *turns] or self._by_beginning(frontier, message)
         if len(turns) > 1:
             return [*(n for n in found if self.nodes[n].turn is None), *self._narrowed(message, turns)]
-        return found
+        return list(found)
 
     def _named(self, index: Index, frontier: Sequence[int], message: Message, key: bytes) -> list[int]:
         """Replies with this key that call ids and signatures name."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from turnloom.core.dump import escaped
+from turnloom.core.dump import clip, escaped
 from turnloom.core.tree import Tree
 from turnloom.core.unroll import Overlong
 from turnloom.errors import ConfigError
@@ -177,7 +177,7 @@ async def find_row(store: Store, wanted: str) -> SessionRow:
     if len(matches) != 1:
         known = ", ".join(r.id[:12] for r in (matches or rows)[:5])
         advice = f"say more of the id: {known}" if matches else f"the newest are: {known}"
-        raise ConfigError(f"{len(matches) or 'no'} sessions start with {wanted!r}; {advice}")
+        raise ConfigError(f"{len(matches) or 'no'} sessions start with {clip(wanted, 80)!r}; {advice}")
     return matches[0]
 
 

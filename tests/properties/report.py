@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tests.properties.agreement import CUT, Agreement
+from tests.properties.sampled import Sampled
 from tests.properties.trials import FAITHFUL_SHARE, FAITHFUL_TURNS, LONGEST_PLAN, POLICIES, Result
 from tests.properties.violations import LAWS
 from turnloom.render.quirks import Quirk
@@ -56,11 +57,11 @@ def _drift(found: Agreement) -> str:
     return f"{1 - found.same_ids / found.same_text:.1%}" if found.same_text else "–"
 
 
-def document(found: Sequence[Result], sessions: int) -> str:
+def document(found: Sequence[Result], sessions: int, sampled: Sampled) -> str:
     usable = [r for r in found if not r.unusable]
     return "\n".join(
         [
-            *_introduction(usable, sessions),
+            *_introduction(usable, sessions, sampled),
             *table(found),
             "",
             *_cannot(found),
@@ -73,7 +74,7 @@ def document(found: Sequence[Result], sessions: int) -> str:
     )
 
 
-def _introduction(found: Sequence[Result], sessions: int) -> list[str]:
+def _introduction(found: Sequence[Result], sessions: int, sampled: Sampled) -> list[str]:
     turns, bridged, checked = (sum(n) for n in zip(*((r.turns, r.bridged, r.checked[9]) for r in found), strict=True))
     broken = sum(sum(r.broken.values()) for r in found)
     cut, whole = Agreement(), Agreement()
@@ -119,6 +120,8 @@ def _introduction(found: Sequence[Result], sessions: int) -> list[str]:
         "",
         f"Over all templates: {cut.same_text + whole.same_text} of {compared} comparable"
         f" prompts agree in text; {_drift(cut)} of them drift with cut replies, {_drift(whole)} with uncut ones.",
+        "",
+        str(sampled),
         "",
     ]
 

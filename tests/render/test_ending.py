@@ -114,8 +114,26 @@ def test_a_template_that_ends_a_reply_differently_is_not_bridged(continued: str,
     assert appended(continued, closed, "hi<end>") is None
 
 
-def test_without_any_special_token_everything_after_the_words_is_written() -> None:
-    assert appended("y\nU:u\nB:", "y\n", "hi") == "\nU:u\nB:"
+@pytest.mark.parametrize(
+    ("said", "calls", "expected"),
+    [
+        ("hi", False, "#end\nU:u\nB:"),
+        ("hi#end", False, "\nU:u\nB:"),
+        ("hi#e", False, "nd\nU:u\nB:"),
+        ("hi#end\n", False, "U:u\nB:"),
+        ("hi#end\nU:", False, "u\nB:"),
+        ("", False, "#end\nU:u\nB:"),
+        ("a call", True, "\nU:u\nB:"),
+    ],
+    ids=["not ended", "ended", "half", "past it", "a stop string past it", "nothing", "a call in another spelling"],
+)
+def test_an_ending_in_plain_text_is_told_by_the_sampled_text(said: str, calls: bool, expected: str) -> None:
+    """ChatML on a vocabulary without its tokens: nothing but the text says whether the end was sampled."""
+    continued, closed = "#end\nU:u\nB:", "#end\n"
+    ending = find_ending(continued, closed, controls, ENDS, OPENINGS, lambda: said, calls)
+    assert ending is not None
+    assert ending.count == 0
+    assert continued[ending.at :] == expected
 
 
 def test_a_generation_prompt_that_is_always_written_is_no_part_of_the_ending() -> None:

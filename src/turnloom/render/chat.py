@@ -178,11 +178,15 @@ def _one_call_each(chat: Sequence[Item]) -> list[Item]:
         while at < len(chat) and chat[at]["role"] == "tool":
             results.append(chat[at])
             at += 1
+        ids = [call["id"] for call in calls]
         for i, call in enumerate(calls):
             split.append({**(item if i == 0 else {"role": "assistant", "content": ""}), "tool_calls": [call]})
-            split += [r for r in results if r["tool_call_id"] == call["id"]]
-        ids = {call["id"] for call in calls}
-        split += [r for r in results if r["tool_call_id"] not in ids]
+            answers = [r for r in results if r["tool_call_id"] == call["id"]]
+            if ids.count(call["id"]) > 1:
+                answers = answers[:1]
+            split += answers
+            results = [r for r in results if r not in answers]
+        split += results
     return split
 
 

@@ -46,10 +46,19 @@ class Ending:
     closed_as: int | None = None
 
 
-def find_ending(continued: str, closed: str, controls: Controls, turn_ends: frozenset[int], openings: frozenset[int]) -> Ending | None:
+def find_ending(
+    continued: str,
+    closed: str,
+    controls: Controls,
+    turn_ends: frozenset[int],
+    openings: frozenset[int],
+    said: Callable[[], str] = str,
+    has_calls: bool = False,
+) -> Ending | None:
     """Both texts begin after the reply's last word. None: the template ends a reply differently once more follows.
 
-    `turn_ends` are the ids known to end turns, `openings` those that open the model's own.
+    `turn_ends` are the ids known to end turns, `openings` those that open the model's own. `said` is the end of the
+    sampled text without end tokens: where the template ends a reply in plain text, that says how much of it was sampled.
     """
     following, closing = controls(continued), controls(closed)
     shared = common_length(continued, closed)
@@ -62,9 +71,12 @@ def find_ending(continued: str, closed: str, controls: Controls, turn_ends: froz
         opens = len(following) > len(own)
         return Ending(own[0].start, len(own) + opens, None, opens)
     if not closing:
-        words = len(closed.rstrip())
-        if not continued.startswith(closed[:words]):
+        if not continued.startswith(closed.rstrip()):
             return None
+        words = _held_text(continued, closed, said()) if closed.strip() or not following else 0
+        if has_calls and not words:
+            # The call was read, so what closes it was sampled, if in another spelling.
+            words = len(closed.rstrip())
         opens = bool(following) and not continued[words : following[0].start].strip()
         return Ending(words, int(opens), None, opens)
     if not following or closed[: closing[0].start].rstrip() != continued[: following[0].start].rstrip():
@@ -101,6 +113,12 @@ def missing(ending: Ending, sampled: Sequence[int], rest: Sequence[int], is_cont
     # Nothing ends the turn but the next message's opening; the control tokens before it are part of the reply's last call.
     own = len(starts) - ending.opens
     return starts[own - 1] + 1 if own else 0
+
+
+def _held_text(continued: str, closed: str, said: str) -> int:
+    """How many characters of the continued text the sampled text ends in: of the reply's ending, or past it."""
+    longest = min(len(closed) + _LOOK_BACK, len(continued), len(said))
+    return next((n for n in range(longest, 0, -1) if said.endswith(continued[:n])), 0)
 
 
 def common_length(left: str, right: str) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from turnloom.errors import RenderError
@@ -23,14 +24,19 @@ from turnloom.parse.formats import REASONING
 from turnloom.render.chat import ChatWriter
 from turnloom.render.contract import Rendered, Tokenizer, Unbridgeable
 from turnloom.render.ending import Control, common_length, find_ending, missing
-from turnloom.render.quirks import Quirk, Traits, find_traits, with_blocks
-from turnloom.render.shield import MARK_SET, Shield
-from turnloom.types import Message, Text, Tool, ids
+from turnloom.render.quirks import Quirk, Traits, find_traits, probe_id, with_blocks
+from turnloom.render.shield import MARK_SET, Edges, Shield, any_of
+from turnloom.types import Message, Text, Tool, ToolCall, ToolResult, ids
 
 SpecialTokens = Literal["plain", "template"]
 
 _REASONING_TAGS = tuple(tag for tags in REASONING for tag in (tags.opener, tags.closer))
 """A template that knows these cuts a reply's text at them, whether or not they are tokens."""
+
+_SWITCHES = ("/no_think", "/think")
+"""A template that names these looks for them in text, and may take them out. They are data: what sets thinking is `template_kwargs`."""
+
+_NO_TOKENS = frozenset((*_REASONING_TAGS, *_SWITCHES))
 
 _STAND_IN = Message("user", (Text("."),))
 
@@ -49,18 +55,20 @@ class ChatTemplateRenderer:
         self.tokenizer = tokenizer
         self._kwargs = dict(template_kwargs or {})
         spellings = sorted(tokenizer.control_tokens, key=len, reverse=True)
-        self._control = _any_of(spellings)
-        self._shielded, self._inner = None, dict[str, str]()
+        self._control = any_of(spellings)
+        self._shielded, self._edges = None, None
         if special_tokens == "plain":
             cut_at = {tag for tag in _REASONING_TAGS if tag in tokenizer.chat_template}
-            self._shielded = _any_of(sorted(cut_at.union(spellings), key=len, reverse=True))
-            self._inner = {s[1:-1]: s for s in spellings if s[0] in "<[" and len(s) > 2}
+            cut_at.update(word for word in _SWITCHES if re.search(rf"(?<![<\w]){word}\b", tokenizer.chat_template))
+            self._shielded = any_of(sorted(cut_at.union(spellings), key=len, reverse=True))
+            self._edges = Edges(spellings)
         self._spelling = {token: spelling for spelling, token in tokenizer.control_tokens.items()}
-        self._own_marks = frozenset(tokenizer.chat_template) & MARK_SET
+        self._own_marks = frozenset(tokenizer.chat_template + repr(self._kwargs)) & MARK_SET
         self.traits = Traits(frozenset())
         self.traits = find_traits(self._apply)
         self.end_ids = tokenizer.eos_ids
         self._openings = self._generation_prompt()
+        self._depends = self._depends_on_history()
         self.end_ids = tokenizer.eos_ids | self._plain_ends()
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Rendered:
@@ -80,13 +88,20 @@ class ChatTemplateRenderer:
         _, found, after = text.partition(shield.anchor)
         if not found:
             return Unbridgeable("the template does not show the assistant message it is given")
+        if self._depends:
+            return Unbridgeable("what the template writes after a reply depends on what came before it")
+        if shield.anchor in after:
+            return Unbridgeable("the template shows an assistant message more than once")
+        if len(reply.calls) > 1 and Quirk.ONE_CALL in self.traits and shield(reply.calls[-1].name) in after:
+            return Unbridgeable("the template shows one call a message, and names it in the results")
         hidden = self._hidden(after, new, shield)
         if hidden is not None:
             return Unbridgeable(f"the template does not show a {new[hidden].role} message after the assistant's")
         closed = self._closed(reply, shield)
         if closed is None:
             return Unbridgeable("the template does not show an assistant message that ends the history")
-        ending = find_ending(after, closed, self._controls, self.end_ids, self._openings)
+        said = partial(self._said, output)
+        ending = find_ending(after, closed, self._controls, self.end_ids, self._openings, said, bool(reply.calls))
         if ending is None:
             return Unbridgeable("the template ends an assistant message differently once more follows")
         encoded, escaped = self._encode(after[ending.at :], shield, start=False)
@@ -116,20 +131,16 @@ class ChatTemplateRenderer:
     def _written(self, messages: Sequence[Message], tools: Sequence[Tool], write: Callable[[Shield], str]) -> tuple[str, Shield]:
         """The rendered text and what was shielded in it.
 
-        A template may put a name between the brackets of a control token
-        (`<` + key + `>`). Where a text is such a name it is written a second time
-        with the name shielded, and that one is taken if the brackets are there.
+        A template's own text may complete a control token that message text holds
+        only a part of (`<` + key + `>`). Where a text has such a part it is written
+        a second time with the part shielded, and that one is taken if that happens.
         """
-        shield = Shield(self._shielded, self._inner, self._own_marks, messages, tools)
+        shield = Shield(self._shielded, self._edges, self._own_marks, messages, tools)
         text = write(shield)
-        if shield.names:
-            strict = Shield(self._shielded, self._inner, self._own_marks, messages, tools, shield_names=True)
+        if shield.edged:
+            strict = Shield(self._shielded, self._edges, self._own_marks, messages, tools, shield_edges=True)
             second = write(strict)
-            if any(
-                f"{self._inner[name][0]}{mark}{self._inner[name][-1]}" in second
-                for mark, name in strict.spellings.items()
-                if name in self._inner
-            ):
+            if strict.completed(second):
                 return second, strict
         return text, shield
 
@@ -156,7 +167,7 @@ class ChatTemplateRenderer:
     def _plain_ends(self) -> frozenset[int]:
         """The ids that end a reply without calls."""
         reply = Message("assistant", ())
-        shield = Shield(None, {}, self._own_marks, (reply, _STAND_IN), ())
+        shield = Shield(None, None, self._own_marks, (reply, _STAND_IN), ())
         try:
             after = self._continued(reply, (_STAND_IN,), shield).partition(shield.anchor)[2]
         except RenderError:
@@ -168,6 +179,32 @@ class ChatTemplateRenderer:
         last = ending.end if ending.end is not None else ending.count - 1 - ending.opens
         found = {self._controls(after[ending.at :])[last].id}
         return frozenset(found if ending.closed_as is None else {*found, ending.closed_as})
+
+    def _said(self, output: Sequence[int]) -> str:
+        """The end of the sampled text, without end tokens."""
+        tail = list(output[-64:])
+        while tail and tail[-1] in self.end_ids:
+            tail.pop()
+        return self.tokenizer.decode(tail)
+
+    def _depends_on_history(self) -> bool:
+        """Whether what follows a reply is another after a longer history of other words."""
+        shield = Shield(None, None, self._own_marks, (_STAND_IN,), ())
+        longer = [("user", "Tell me more of it."), ("assistant", "It is a long answer, longer than others."), ("user", "Go on then.")]
+        earlier = [{"role": role, "content": text} for role, text in longer]
+        for calls in ((), (ToolCall(probe_id(self.traits.quirks), "probe_tool", "{}"),)):
+            reply = Message("assistant", calls)
+            writer = ChatWriter(self.traits, shield, reply)
+            *_, anchored = writer.stand_in(shield.anchor)
+            wordy = anchored if anchored.get("tool_calls") else {**anchored, "content": f"A reply of many words. {shield.anchor}"}
+            new = writer.after([Message("tool", (ToolResult(calls[0].id, "more"),)) if calls else Message("user", (Text("more"),))])
+            try:
+                found = [self._apply([*chat, *new], None, True) for chat in ([*earlier[-1:], anchored], [*earlier, wordy])]
+            except RenderError:
+                continue
+            if len({text.partition(shield.anchor)[2] for text in found}) > 1:
+                return True
+        return False
 
     def _generation_prompt(self) -> frozenset[int]:
         """The control tokens of the generation prompt."""
@@ -194,24 +231,15 @@ class ChatTemplateRenderer:
         `start` False: the text goes on from other text, so that a tokenizer which
         opens every text with a space of its own must not.
         """
-        if not shield.spellings:
-            return self.tokenizer.encode(text, start=start), 0
         encoded: list[int] = []
         escaped = 0
-        for i, piece in enumerate(shield.placeholders().split(text)):
-            if not piece:
-                continue
-            if i % 2:
-                spelling = shield.spellings[piece]
-                escaped += spelling in self.tokenizer.control_tokens
-                encoded += self.tokenizer.encode_plain(spelling)
+        for i, (piece, plain) in enumerate(shield.pieces(text)):
+            if plain:
+                escaped += piece not in _NO_TOKENS or piece in self.tokenizer.control_tokens
+                encoded += self.tokenizer.encode_plain(piece)
             else:
                 encoded += self.tokenizer.encode(piece, start=start and not i)
         return encoded, escaped
-
-
-def _any_of(spellings: Sequence[str]) -> re.Pattern[str] | None:
-    return re.compile("|".join(map(re.escape, spellings))) if spellings else None
 
 
 def _spellings(words: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.parse.kit import TOOLS, run
+from tests.parse.kit import TOOLS, read, run
 from tests.render.o200k import harmony
 from turnloom.types import CallStatus
 
@@ -44,6 +44,13 @@ def test_preamble_and_final_are_text() -> None:
 def test_recipient_wherever_models_write_it(header: str, end: str) -> None:
     found = run("harmony", f'{header}{{"count": 1}}{end}')
     assert (found.calls, found.text, found.records[0].raw) == ([("bash", {"count": 1})], "", f'{header}{{"count": 1}}{end}')
+
+
+@pytest.mark.parametrize("spaces", range(4))
+def test_spaces_before_a_recipient_mean_the_same_however_they_come(spaces: int) -> None:
+    output = f'{" " * spaces}to=functions.bash<|channel|>commentary json<|message|>{{"count": 1}}<|call|>'
+    whole, single = read("harmony", [output], "", TOOLS, False), read("harmony", list(output), "", TOOLS, False)
+    assert (whole.events, whole.records) == (single.events, single.records)
 
 
 def test_a_call_inside_a_json_string_is_part_of_it() -> None:

@@ -43,7 +43,7 @@ _HEADER = re.compile(
     r"(?:<\|start\|>assistant)?(?P<before>[^<]*)(?:<\|channel\|>(?P<channel>[^<\s]*)(?P<after>[^<]*))?"
     r"(?:<\|constrain\|>(?P<type>[^<]*))?<\|message\|>"
 )
-_FIRST = re.compile(rf" *to=|{_OPENER.pattern}|{re.escape(_MESSAGE)}")
+_FIRST = re.compile(rf" ?to=|{_OPENER.pattern}|{re.escape(_MESSAGE)}")
 _MAY_BE_FIRST = (" to=", "to=", _START, _CHANNEL, _MESSAGE)
 
 

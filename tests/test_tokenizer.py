@@ -170,6 +170,18 @@ def test_a_template_that_refuses_is_quoted(template: str, words: str) -> None:
         with_template(template).apply_template(MESSAGES, None, generation_prompt=True)
 
 
+@pytest.mark.parametrize("name", ["tools", "messages", "conversations", "chat_template", "add_generation_prompt", "documents"])
+def test_arguments_cannot_take_the_names_of_the_rendering(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cannot set {name}\b"):
+        with_template("{{ messages }}").apply_template(MESSAGES, None, generation_prompt=True, **{name: "x"})
+
+
+def test_a_lone_surrogate_is_encoded_as_the_replacement_character(qwen: HFTokenizer) -> None:
+    assert qwen.encode("a\ud83d<|im_end|>") == qwen.encode("a\ufffd<|im_end|>")
+    assert qwen.encode_plain("a\ud83d<|im_end|>\udc00") == qwen.encode_plain("a\ufffd<|im_end|>\ufffd")
+    assert qwen.encode_plain("\ud83d\ude42") == qwen.encode_plain("🙂")
+
+
 def test_keys_without_a_value_are_not_there_for_the_template() -> None:
     template = "{{ 'tool_calls' in messages[0] }}"
     assert with_template(template).apply_template([{"role": "user", "tool_calls": None}], None, generation_prompt=False) == "False"

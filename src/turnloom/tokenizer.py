@@ -29,6 +29,12 @@ _TEMPLATE_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, Attri
 """What a template raises, beside Jinja's own errors, when messages are not what it expects."""
 
 
+_RESERVED = frozenset(
+    ("messages", "conversations", "tools", "documents", "chat_template", "add_generation_prompt")
+    + ("continue_final_message", "return_assistant_tokens_mask")
+)
+"""What a chat template is given, or its rendering, in ways of its own."""
+
 _TAG_MARKS = frozenset("<>[]|｜")
 
 
@@ -68,6 +74,7 @@ class HFTokenizer:
         self._any_control = re.compile("|".join(map(re.escape, spellings))) if spellings else None
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
+        text = _whole(text)
         if start or self._middle is None:
             return _encode(self._full, text)
         first = self._any_control.search(text) if self._any_control else None
@@ -77,6 +84,7 @@ class HFTokenizer:
 
     def encode_plain(self, text: str) -> list[int]:
         """Raises RenderError when the tokenizer can write some spelling only as the control token itself."""
+        text = _whole(text)
         found = _encode(self._plain, text)
         wrong = self._control_ids.intersection(found)
         if not wrong:
@@ -96,8 +104,22 @@ class HFTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._full.decode([int(index) for index in token_ids], skip_special_tokens=False))
 
-    def apply_template(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, generation_prompt: bool, **kwargs: Any
+    def apply_template(self, *conversation: Any, generation_prompt: bool, **kwargs: Any) -> str:
+        """`conversation` is the messages and the tools, by position: a template's kwargs may have those names, to be refused.
+
+        Raises ConfigError when `kwargs` has a name that the rendering itself uses.
+        """
+        if reserved := _RESERVED.intersection(kwargs):
+            raise ConfigError(f"a chat template's kwargs cannot set {', '.join(sorted(reserved))}: rendering sets it itself")
+        messages, tools = conversation
+        return self._rendered(messages, tools, generation_prompt, kwargs)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        generation_prompt: bool,
+        kwargs: Mapping[str, Any],
     ) -> str:
         import jinja2
 
@@ -189,6 +211,15 @@ def _template_text(given: str) -> str:
         except OSError as error:
             raise ConfigError(f"cannot read the chat template {given}: {error.strerror}") from error
     return given
+
+
+def _whole(text: str) -> str:
+    """The text with every lone surrogate as U+FFFD: no token can hold one, and what a model writes may."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _encode(backend: Any, text: str) -> list[int]:

@@ -109,7 +109,11 @@ def test_a_signal_ends_a_run_with_its_agents_and_sandboxes(engine_url: str, tmp_
     os.mkfifo(started)
     words = ["run", "demo", *command(sys.executable, "-c", STAY, str(started)), "--engine", engine_url, "--out", str(tmp_path / "out")]
     env = os.environ | {"TMPDIR": str(scratch)}
-    with subprocess.Popen([*TURNLOOM, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env) as process:
+    # Under nohup or in a shell's background a signal is ignored, and a child would inherit that.
+    handler = "signal.default_int_handler" if number == signal.SIGINT else "signal.SIG_DFL"
+    heeded = f"import signal, runpy; signal.signal({int(number)}, {handler}); runpy.run_module({TURNLOOM[2]!r}, run_name='__main__')"
+    start = [sys.executable, "-c", heeded]
+    with subprocess.Popen([*start, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env) as process:
         agent = int(started.read_text("utf-8"))  # waits for the agent
         assert list(scratch.iterdir())
         process.send_signal(number)

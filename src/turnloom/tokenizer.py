@@ -30,10 +30,12 @@ _TEMPLATE_FAILURES = (TypeError, ValueError, ArithmeticError, LookupError, Attri
 
 
 _RESERVED = frozenset(
-    ("messages", "conversations", "tools", "documents", "chat_template", "add_generation_prompt")
-    + ("continue_final_message", "return_assistant_tokens_mask")
+    "messages conversations tools documents chat_template add_generation_prompt continue_final_message return_assistant_tokens_mask".split()
 )
 """What a chat template is given, or its rendering, in ways of its own."""
+
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+"""A byte token, as SentencePiece spells it."""
 
 _TAG_MARKS = frozenset("<>[]|｜")
 
@@ -67,6 +69,8 @@ class HFTokenizer:
         self.control_tokens: Mapping[str, int] = {token.content: index for index, token in added.items() if _is_control(token)}
         self.eos_ids = eos_ids
         self.vocab_size = 1 + max(self._full.get_vocab(with_added_tokens=True).values())
+        self.byte_tokens: Mapping[int, int] = _byte_tokens(backend)
+        """Id -> value of every token that is one byte of UTF-8; empty unless the decoder puts such bytes together."""
         self._control_ids = frozenset(self.control_tokens.values())
         self._spellings = {index: spelling for spelling, index in self.control_tokens.items()}
         self._plain, self._middle = _variants(backend, self.control_tokens)
@@ -230,6 +234,13 @@ def _encode(backend: Any, text: str) -> list[int]:
 def _is_control(token: Any) -> bool:
     """Special tokens, and added ones with a mark that tags are made of; not runs of spaces, which are ordinary text."""
     return bool(token.special or (len(token.content) > 2 and _TAG_MARKS.intersection(token.content)))
+
+
+def _byte_tokens(backend: Any) -> dict[int, int]:
+    if b'"ByteFallback"' not in orjson.dumps(_described(backend.decoder)):
+        return {}
+    vocabulary = backend.get_vocab(with_added_tokens=True).items()
+    return {index: int(token[3:5], 16) for token, index in vocabulary if _BYTE.fullmatch(token)}
 
 
 def _variants(backend: Any, control: Mapping[str, int]) -> tuple[Any, Any]:

@@ -318,6 +318,25 @@ def test_what_a_reply_left_open_is_closed_exactly_once(written: str, closing: st
     assert shown(bridged) == f"{closing}<|start|>user<|message|>more<|end|><|start|>assistant"
 
 
+@pytest.mark.parametrize(
+    ("written", "closing"),
+    [
+        ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}", "<|call|>"),
+        (" to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}", "<|call|>"),
+        ("<|channel|>commentary to=functions.f<|message|>{}<|endoftext|>", "<|call|>"),
+        ("<|channel|>commentary to=functions.f<|message|>{}<|call|>", ""),
+        ("<|channel|>commentary to=functions.f<|message|>{}<|call|>and on", "<|end|>"),
+        ("<|channel|>commentary to=functions.f<|message|>{}<|call|><|start|>assistant<|channel|>final<|message|>hi", "<|end|>"),
+    ],
+)
+def test_a_call_that_was_read_is_closed_as_a_call(written: str, closing: str) -> None:
+    made = assistant("", call("{}", "c1", "f"))
+    bridged = renderer().bridge(made, sampled(written), [result("out", "c1")], ())
+    assert shown(bridged).startswith(f"{closing}<|start|>functions.f to=assistant")
+    unread = renderer().bridge(assistant("hi"), sampled(written), [user("more")], ())
+    assert shown(unread).startswith(f"{closing.replace('<|call|>', '<|end|>')}<|start|>user")
+
+
 def test_results_of_several_calls_follow_their_calls_under_the_right_names() -> None:
     calls = (call('{"a":1}', "c1", "f"), call('{"b":2}', "c2", "g"))
     answers = [result("of g", "c2"), result("of f", "c1")]

@@ -101,7 +101,7 @@ class HarmonyRenderer:
             said = _flat(new, reply.calls)
         except RenderError as error:
             return Unbridgeable(str(error))
-        return self._written(said, self._closing(output))
+        return self._written(said, self._closing(output, called=bool(reply.calls)))
 
     def _written(self, said: Sequence[_Said], before: Sequence[int] = ()) -> Rendered:
         encoded, escaped = list(before), 0
@@ -127,12 +127,13 @@ class HarmonyRenderer:
             yield from plain(said.text)
         yield self._call if said.constrained else self._end
 
-    def _closing(self, output: Sequence[int]) -> list[int]:
+    def _closing(self, output: Sequence[int], *, called: bool) -> list[int]:
         """What makes a whole message of the one that the sampled ids end in; nothing where that is closed.
 
         The prompt has begun a header: `<|start|>assistant`. A header that was cut
         off is completed as an empty message. Text after a closed message that begins
-        no new one is closed like a message; a special token there (`<|endoftext|>`) needs nothing.
+        no new one is closed like a message, and an open message to a recipient like a
+        call where the reply made calls (`called`); a special token there (`<|endoftext|>`) needs nothing.
         """
         state, header, role = "header", list[int](), True
         for token in output:
@@ -145,9 +146,11 @@ class HarmonyRenderer:
             elif state == "header":
                 header.append(token)
             elif state == "closed" and token not in self._tokenizer.special_ids:
-                state = "content"
-        if state != "header":
-            return [self._end] if state == "content" else []
+                state, header = "content", []
+        if state == "content":
+            return [self._call if called and "to=" in self._tokenizer.decode(header) else self._end]
+        if state == "closed":
+            return []
         closing = [] if role or header else list(self._plain["assistant"])
         if self._channel not in header:
             closing.append(self._channel)

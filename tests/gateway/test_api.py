@@ -15,7 +15,8 @@ from turnloom import Gateway
 from turnloom.engine.sglang import SGLangEngine
 from turnloom.errors import BadRequest, ConfigError
 from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine
-from turnloom.testing.tokenizers import qwen_tokenizer
+from turnloom.testing.tokenizers import qwen_directory, qwen_tokenizer
+from turnloom.tokenizer import load_tokenizer
 from turnloom.types import Outcome
 
 
@@ -223,3 +224,16 @@ async def test_metadata_that_could_not_be_exported_is_refused_when_it_comes(valu
     async with bench() as b:
         with pytest.raises(BadRequest, match="metadata"):
             await b.gateway.open_session(metadata={"value": value})
+
+
+async def test_the_calls_that_the_prompt_teaches_are_read_where_the_template_has_no_place_for_tools() -> None:
+    template = (
+        "{# <|tool_call_start|> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = load_tokenizer(str(qwen_directory("qwen3")), chat_template=template)
+    call = '<tool_call>\n{"name": "ls", "arguments": {"path": "."}}\n</tool_call>'
+    tools = [{"name": "ls", "description": "List", "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}}}]
+    async with bench([call], tokenizer=tokenizer) as b:
+        reply = await b.post(user("hi", tools=tools))
+        assert [block["type"] for block in reply.body["content"]] == ["tool_use"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from turnloom.errors import ConfigError
-from turnloom.parse.formats import FORMATS, auto, parser_factory
+from turnloom.parse.formats import FORMATS, auto, parser_factory, taught_format
 from turnloom.types import Tool
 
 HERMES = (
@@ -43,6 +43,25 @@ def run(name: str, template: str, output: str, *, reasoning_open: bool = False, 
 )
 def test_auto_chooses_what_the_template_teaches(template: str, name: str) -> None:
     assert auto(template) == name
+
+
+@pytest.mark.parametrize("template", ["", CODER, GLM, "<|tool_call_start|>"])
+def test_calls_that_the_renderer_writes_as_text_are_read_whatever_the_template_teaches(template: str) -> None:
+    assert taught_format(template, calls_as_text=False) == auto(template)
+    assert taught_format(template, calls_as_text=True) == "hermes"
+    parser = parser_factory("auto", template, calls_as_text=True)(TOOLS, False)
+    assert [type(event).__name__ for event in parser.feed(JSON_CALL) + parser.finish()] == ["CallEvent"]
+
+
+def test_aya_keeps_its_answers_tags_where_calls_are_text() -> None:
+    assert taught_format("<|START_RESPONSE|>", calls_as_text=True) == "aya"
+    parser = parser_factory("auto", "<|START_RESPONSE|>", calls_as_text=True)(TOOLS, False)
+    assert [type(event).__name__ for event in parser.feed(JSON_CALL) + parser.finish()] == ["CallEvent"]
+
+
+def test_a_format_that_is_named_is_read_even_where_calls_are_text() -> None:
+    parser = parser_factory("lfm2", "", calls_as_text=True)(TOOLS, False)
+    assert [type(event).__name__ for event in parser.feed(JSON_CALL) + parser.finish()] == ["TextDelta"]
 
 
 @pytest.mark.parametrize("template", ["", HERMES, CODER])

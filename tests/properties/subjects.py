@@ -13,7 +13,7 @@ from turnloom.parse.formats import parser_factory
 from turnloom.render.chat import ChatWriter
 from turnloom.render.contract import Renderer
 from turnloom.render.harmony import HarmonyRenderer
-from turnloom.render.profile import Profile, find_profile
+from turnloom.render.profile import Profile, find_profile, writes_calls_as_text
 from turnloom.render.quirks import Quirk
 from turnloom.render.shield import Shield
 from turnloom.render.template import ChatTemplateRenderer
@@ -58,7 +58,7 @@ class Subject:
 
     def _written(self, messages: Sequence[Message], tools: Sequence[Tool], prompt: bool) -> str:
         traits = self.speller.traits
-        shield = Shield(None, {}, frozenset(), messages, tools)
+        shield = Shield(None, None, frozenset(), messages, tools)
         shown = None if Quirk.TOOLS_AS_TEXT in traits else shield.tools
         return self.speller._apply(ChatWriter(traits, shield).whole(messages), shown, prompt)
 
@@ -75,7 +75,7 @@ def subject_of(name: str) -> Subject:
 def _subject(name: str, tokenizer: HFTokenizer, kwargs: Mapping[str, Any], vocabulary: str, exact: bool) -> Subject:
     speller = ChatTemplateRenderer(tokenizer, kwargs)
     renderer: Renderer = HarmonyRenderer(tokenizer) if name == HARMONY else speller
-    parser = parser_factory("auto", tokenizer.chat_template)
+    parser = parser_factory("auto", tokenizer.chat_template, calls_as_text=writes_calls_as_text(renderer))
     return Subject(name, tokenizer, renderer, speller, parser, find_profile(renderer, tokenizer), vocabulary, exact)
 
 

@@ -32,6 +32,7 @@ from turnloom.gateway.turn import Parts
 from turnloom.parse.formats import parser_factory
 from turnloom.render.choose import choose_renderer
 from turnloom.render.contract import Tokenizer
+from turnloom.render.profile import writes_calls_as_text
 from turnloom.render.template import SpecialTokens
 from turnloom.store.contract import Limits, Store
 from turnloom.store.memory import MemoryStore
@@ -152,11 +153,12 @@ class Gateway:
         self._sessions = Sessions(
             self._store, self._sampling, self._limits, time.time, open_unknown=self._open_sessions, matcher=self._matcher
         )
+        renderer = await asyncio.to_thread(self._renderer, tokenizer)
         parts = Parts(
             engine=engine,
             tokenizer=tokenizer,
-            renderer=await asyncio.to_thread(self._renderer, tokenizer),
-            parser=parser_factory(self._tool_format, tokenizer.chat_template),
+            renderer=renderer,
+            parser=parser_factory(self._tool_format, tokenizer.chat_template, calls_as_text=writes_calls_as_text(renderer)),
             metrics=Metrics(),
             clock=time.time,
             new_id=lambda: uuid.uuid4().hex,

@@ -1,4 +1,4 @@
-"""The output formats by name, and which one a chat template teaches. Knows no format itself.
+"""The output formats by name, and which one a prompt teaches. Knows no format itself.
 
 A new format is a new file with its Format, and its line here. The first format
 whose sign a template has is the one it teaches, so where one sign is part of
@@ -49,6 +49,8 @@ FORMATS: dict[str, Format] = {
     )
 }
 
+_READS_HERMES = (json_body.FORMAT.name, cohere.AYA.name)
+
 REASONING: tuple[ReasoningTags, ...] = (
     THINK,
     ReasoningTags("[THINK]", "[/THINK]"),
@@ -65,16 +67,31 @@ def auto(chat_template: str) -> str:
     return next((known.name for known in FORMATS.values() if known.taught_by(chat_template)), FALLBACK)
 
 
+def taught_format(chat_template: str, calls_as_text: bool) -> str:
+    """The name of the format that a prompt teaches.
+
+    `calls_as_text`: the template has no place for tools or for calls, so that the
+    renderer writes them in the hermes spelling; the template's own format is kept
+    only where it reads that one.
+    """
+    own = auto(chat_template)
+    return FALLBACK if calls_as_text and own not in _READS_HERMES else own
+
+
 def reasoning_tags(chat_template: str) -> ReasoningTags | None:
     return next((tags for tags in REASONING if tags.opener in chat_template or tags.closer in chat_template), None)
 
 
-def parser_factory(name: str, chat_template: str, *, reasoning: bool | None = None, tokenizer: object = None) -> ParserFactory:
+def parser_factory(
+    name: str, chat_template: str, *, calls_as_text: bool = False, reasoning: bool | None = None, tokenizer: object = None
+) -> ParserFactory:
     """The factory for a format's name, for `auto`, for an engine's tool parser or for an import path of a ParserFactory.
 
     An engine's parser is `sglang:NAME` or `vllm:NAME`, NAME being what its
     `--tool-call-parser` takes (`adapters`); vLLM's need the model's `transformers`
     `tokenizer`. An import path is `package.module:Name`.
+
+    `calls_as_text`: as for `taught_format`, which is what `auto` means.
 
     `reasoning`: read reasoning tags, those of the template, else `<think>`. None:
     when the template has them (a model that was never taught them writes them as
@@ -88,7 +105,7 @@ def parser_factory(name: str, chat_template: str, *, reasoning: bool | None = No
         return adapters.vllm(kind, tokenizer)
     if ":" in name:
         return _imported(name)
-    chosen = FORMATS.get(auto(chat_template) if name == AUTO else name)
+    chosen = FORMATS.get(taught_format(chat_template, calls_as_text) if name == AUTO else name)
     if chosen is None:
         raise ConfigError(
             f"no output format is called {name!r}: use {AUTO}, {', '.join(FORMATS)} or package.module:Name, or sglang:NAME or vllm:NAME"

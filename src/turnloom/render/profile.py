@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turnloom.errors import RenderError
 from turnloom.render.contract import Renderer, Tokenizer, Unbridgeable
+from turnloom.render.ending import common_length
 from turnloom.render.quirks import Quirk, probe_id
 from turnloom.types import Message, Part, Reasoning, Text, Tool, ToolCall, ToolResult
 
-_TOOL = Tool("probe_tool", "probed", '{"type": "object", "properties": {"a": {"type": "string"}}}')
+TOOL = Tool("probe_tool", "probed", '{"type": "object", "properties": {"a": {"type": "string"}}}')
 _IDS = tuple(probe_id({Quirk.NINE_LETTER_IDS}, i) for i in range(2))
 
 
@@ -81,14 +83,55 @@ def find_profile(renderer: Renderer, tokenizer: Tokenizer) -> Profile:
     )
 
 
+CALLED = ToolCall(_IDS[0], TOOL.name, '{"a": "pondered"}')
+
+
+def shown_call(renderer: Renderer, tokenizer: Tokenizer) -> tuple[str, bool]:
+    """A reply that makes the call `CALLED`, as the template writes it, and whether the prompt had opened its reasoning.
+
+    It goes from where the prompt ends to the first end token after the call. A
+    template that opens reasoning in the prompt and leaves it out of history shows
+    the reply without it. Empty where the template refuses the history.
+    """
+
+    def text(*messages: Message) -> str:
+        return tokenizer.decode(renderer.render([_user("first"), *messages], [TOOL]).ids.tolist())
+
+    try:
+        prompt = renderer.render([_user("first")], [TOOL])
+        whole = text(Message("assistant", (CALLED,)), _result(0))
+        plain = text(reply(0), _user("more"))
+    except RenderError:
+        return "", False
+    before = tokenizer.decode(prompt.ids.tolist())
+    at = common_length(before, whole)
+    if at < len(before):
+        # The opening tags of reasoning and of a call may begin alike.
+        at = min(at, common_length(before, plain))
+        tag = whole.rfind("<", 0, at)
+        at = tag if tag >= 0 and ">" not in whole[tag:at] else at
+    shown = whole[at:].partition("result 0")[0]
+    call, word, after = shown.partition("pondered")
+    ends = [re.escape(tokenizer.decode([token])) for token in renderer.end_ids]
+    if ends:
+        after = re.split("|".join(ends), after, maxsplit=1)[0]
+    return call + word + after, prompt.reasoning_open and at == len(before)
+
+
+def writes_calls_as_text(renderer: Renderer) -> bool:
+    """Whether prompts teach or show calls in the hermes spelling, the template having no place for tools or for calls."""
+    traits = getattr(renderer, "traits", ())
+    return Quirk.TOOLS_AS_TEXT in traits or Quirk.CALLS_AS_TEXT in traits
+
+
 def reply(calls: int, *before: Part) -> Message:
-    made = tuple(ToolCall(_IDS[i], _TOOL.name, '{"a": "b"}') for i in range(calls))
+    made = tuple(ToolCall(_IDS[i], TOOL.name, '{"a": "b"}') for i in range(calls))
     return Message("assistant", (*before, *(made or (Text("answer"),))))
 
 
 def _bridges(renderer: Renderer, shape: Shape) -> str:
     try:
-        found = renderer.bridge(reply(shape.calls), (), shape.new, [_TOOL] if shape.calls else [])
+        found = renderer.bridge(reply(shape.calls), (), shape.new, [TOOL] if shape.calls else [])
     except RenderError as error:
         return str(error)
     return found.detail if isinstance(found, Unbridgeable) else "yes"
@@ -97,7 +140,7 @@ def _bridges(renderer: Renderer, shape: Shape) -> str:
 def _renders(renderer: Renderer, said: Message, new: Sequence[Message]) -> str:
     history = [Message("system", (Text("be brief"),)), _user("first"), said, *new]
     try:
-        renderer.render(history, [_TOOL] if said.calls else [])
+        renderer.render(history, [TOOL] if said.calls else [])
     except RenderError as error:
         return str(error)
     return "yes"
@@ -107,7 +150,7 @@ def _reasoning(renderer: Renderer, tokenizer: Tokenizer) -> str:
     def shown(calls: int, new: Sequence[Message]) -> bool:
         history = [_user("first"), reply(calls, Reasoning("pondered")), *new]
         try:
-            return "pondered" in tokenizer.decode(renderer.render(history, [_TOOL] if calls else []).ids.tolist())
+            return "pondered" in tokenizer.decode(renderer.render(history, [TOOL] if calls else []).ids.tolist())
         except RenderError:
             return False
 

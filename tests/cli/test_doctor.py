@@ -22,7 +22,7 @@ def test_qwen3_bridges_every_way_and_keeps_reasoning_only_inside_a_tool_loop(cli
     assert set(found["bridges"].values()) == {"yes"}
     assert found["reasoning"] == "kept until the next user message"
     assert found["end_tokens"] == ["<|endoftext|>", "<|im_end|>"]
-    assert found["tool_format"] == "hermes"
+    assert (found["tool_format"], found["calls_read"]) == ("hermes", True)
     assert found["quirks"] == []
 
 
@@ -34,6 +34,46 @@ def test_a_template_that_cannot_be_bridged_is_named_with_why_and_fails(cli: Cli,
     assert "bridge user         the template ends an assistant message differently once more follows" in said.out
     assert "late_system_folded" not in said.out
     assert "tools_as_text" in said.out
+
+
+FOREIGN_CALLS = (
+    "{% for t in tools or [] %}{{ t.function.description }}{{ t.function.name }}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[[{{ c.function.name }}: {{ c.function.arguments | tojson }}]]{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NO_PLACE_FOR_TOOLS = (
+    "{# <|tool_call_start|> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NOT_READ = "  calls               not read: they reach the client as text; give --tool-format\n"
+
+
+def test_calls_that_no_format_reads_are_named_and_fail(cli: Cli, tmp_path: Path) -> None:
+    template = tmp_path / "foreign.jinja"
+    template.write_text(FOREIGN_CALLS)
+    words = ("doctor", "--tokenizer", qwen_directory("qwen3"), "--chat-template", template)
+    said = cli(*words)
+    assert (said.code, NOT_READ in said.out) == (1, True)
+    found = json.loads(cli(*words, "--json").out)
+    assert (set(found["bridges"].values()), found["calls_read"]) == ({"yes"}, False)
+
+
+def test_the_format_that_is_given_is_the_one_that_is_tried(cli: Cli) -> None:
+    words = ("doctor", "--tokenizer", qwen_directory("qwen3"))
+    assert "  calls               read back\n" in cli(*words).out
+    said = cli(*words, "--tool-format", "mistral")
+    assert said.code == 1
+    assert "  tool format         mistral\n" + NOT_READ in said.out
+    assert "'nope'" in one_line(cli(*words, "--tool-format", "nope"))
+
+
+def test_calls_that_are_written_as_text_are_read_whatever_the_template_hints_at(cli: Cli, tmp_path: Path) -> None:
+    template = tmp_path / "plain.jinja"
+    template.write_text(NO_PLACE_FOR_TOOLS)
+    said = cli("doctor", "--tokenizer", qwen_directory("qwen3"), "--chat-template", template, "--json")
+    found = json.loads(said.out)
+    assert (said.code, found["tool_format"], found["calls_read"]) == (0, "hermes", True)
 
 
 def test_template_args_reach_every_rendering(cli: Cli) -> None:

@@ -102,7 +102,7 @@ class PackageRenderer:
             return []
 
     def _shield(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Shield:
-        return Shield(self._spelled, {}, frozenset(), messages, tools)
+        return Shield(self._spelled, None, frozenset(), messages, tools)
 
     def _call(self, shield: Shield, work: Callable[[], Any]) -> tuple[Any, int]:
         """The package's answer and how many shielded spellings it encoded."""

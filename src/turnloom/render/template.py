@@ -36,8 +36,6 @@ _REASONING_TAGS = tuple(tag for tags in REASONING for tag in (tags.opener, tags.
 _SWITCHES = ("/no_think", "/think")
 """A template that names these looks for them in text, and may take them out. They are data: what sets thinking is `template_kwargs`."""
 
-_NO_TOKENS = frozenset((*_REASONING_TAGS, *_SWITCHES))
-
 _STAND_IN = Message("user", (Text("."),))
 
 
@@ -235,7 +233,7 @@ class ChatTemplateRenderer:
         escaped = 0
         for i, (piece, plain) in enumerate(shield.pieces(text)):
             if plain:
-                escaped += piece not in _NO_TOKENS or piece in self.tokenizer.control_tokens
+                escaped += piece in self.tokenizer.control_tokens or shield.is_part(piece)
                 encoded += self.tokenizer.encode_plain(piece)
             else:
                 encoded += self.tokenizer.encode(piece, start=start and not i)

@@ -108,14 +108,12 @@ class HFTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._full.decode([int(index) for index in token_ids], skip_special_tokens=False))
 
-    def apply_template(self, *conversation: Any, generation_prompt: bool, **kwargs: Any) -> str:
-        """`conversation` is the messages and the tools, by position: a template's kwargs may have those names, to be refused.
-
-        Raises ConfigError when `kwargs` has a name that the rendering itself uses.
-        """
+    def apply_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, /, *, generation_prompt: bool, **kwargs: Any
+    ) -> str:
+        """Raises ConfigError when `kwargs` has a name that the rendering itself uses."""
         if reserved := _RESERVED.intersection(kwargs):
             raise ConfigError(f"a chat template's kwargs cannot set {', '.join(sorted(reserved))}: rendering sets it itself")
-        messages, tools = conversation
         return self._rendered(messages, tools, generation_prompt, kwargs)
 
     def _rendered(

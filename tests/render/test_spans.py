@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from turnloom.render.detokenize import IncrementalDecoder
 from turnloom.render.spans import TokenSpans
+from turnloom.testing import corpus
 from turnloom.testing.tokenizers import qwen_tokenizer, smollm2_tokenizer
 from turnloom.tokenizer import HFTokenizer
 
 PIECES = ["<tool_call>", "\n", '{"name": "ls", "arguments": {}}', "</tool_call>", "你好", "🙂🏳️‍🌈", "naïve ", "word ", "  ", "\x00"]
-TOKENIZERS = {"qwen2.5": qwen_tokenizer, "smollm2": smollm2_tokenizer}
+TOKENIZERS = {"qwen2.5": qwen_tokenizer, "smollm2": smollm2_tokenizer, "phi3": lambda: corpus.load("trl/phi3")}
 
 
 def fed(tokenizer: HFTokenizer, tokens: list[int], rng: random.Random) -> TokenSpans:
@@ -61,3 +62,13 @@ def test_the_tokens_of_a_call_are_those_between_its_tags() -> None:
     start = len(parts[0])
     assert spans.of(start, start + len(parts[1])) == (len(tokens[0]), len(tokens[0]) + len(tokens[1]))
     assert spans.of(3, 3) == (0, 0)
+
+
+def test_byte_tokens_of_a_character_cut_by_a_chunk() -> None:
+    tokenizer = corpus.load("trl/phi3")
+    tokens = tokenizer.encode_plain("鬱" * 20)
+    spans, decoder = TokenSpans(tokenizer), IncrementalDecoder(tokenizer)
+    for at in range(0, len(tokens), 10):
+        spans.add(tokens[at : at + 10], decoder.feed(tokens[at : at + 10]))
+    spans.add([], decoder.finish())
+    assert [spans.of(i, i + 1) for i in range(20)] == [(3 * i, 3 * i + 3) for i in range(20)]

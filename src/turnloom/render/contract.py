@@ -21,6 +21,8 @@ class Tokenizer(Protocol):
     eos_ids: frozenset[int]
     vocab_size: int
     """One more than the largest id."""
+    byte_tokens: Mapping[int, int]
+    """Id -> value of the tokens that are one byte, where a decoder falls back to such; else empty."""
 
     def encode(self, text: str, *, start: bool = True) -> list[int]:
         """Spellings of control tokens become control tokens.
@@ -39,7 +41,7 @@ class Tokenizer(Protocol):
         ...
 
     def apply_template(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, generation_prompt: bool, **kwargs: Any
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, /, *, generation_prompt: bool, **kwargs: Any
     ) -> str:
         """The chat template's text. Raises RenderError with the template's own words when it refuses."""
         ...

@@ -41,7 +41,7 @@ class IncrementalDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._bytes: Mapping[int, int] = getattr(tokenizer, "byte_tokens", {})
+        self._bytes: Mapping[int, int] = tokenizer.byte_tokens
         self._window: list[int] = []
         self._sent = 0
         """Characters of the window's text that have been given out."""
@@ -117,13 +117,17 @@ class IncrementalDecoder:
 
     def _tail(self, keep: int) -> list[int]:
         """The last `keep` tokens of the window, without those that go on with a character of bytes begun before them."""
-        tail = self._window[-keep:]
-        first = next((place for place, index in enumerate(tail) if not 0x80 <= self._bytes.get(index, 0) < 0xC0), 0)
-        return tail[first:]
+        return from_a_character(self._window[-keep:], self._bytes)
 
     def _pending(self, text: str) -> int:
         """How many U+FFFD at the end may still become something else."""
         return 0 if self._bytes else min(_PENDING, len(text) - len(text.rstrip(_REPLACEMENT)))
+
+
+def from_a_character(token_ids: list[int], byte_tokens: Mapping[int, int]) -> list[int]:
+    """The ids without the first ones that go on with a character of byte tokens begun before them."""
+    first = next((place for place, index in enumerate(token_ids) if not 0x80 <= byte_tokens.get(index, 0) < 0xC0), 0)
+    return token_ids[first:]
 
 
 def _complete(found: bytes) -> bool | None:

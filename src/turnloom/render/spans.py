@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from turnloom.render.contract import Tokenizer
-from turnloom.render.detokenize import IncrementalDecoder
+from turnloom.render.detokenize import IncrementalDecoder, from_a_character
 
 _CONTEXT = 16
 """Ids before a chunk that may take part in its first character."""
@@ -45,5 +45,5 @@ class TokenSpans:
     def _given(self, low: int, high: int) -> int:
         """How many characters the ids [low, high) give out after those before them."""
         decoder = IncrementalDecoder(self._tokenizer)
-        decoder.feed(self._ids[max(0, low - _CONTEXT) : low])
+        decoder.feed(from_a_character(self._ids[max(0, low - _CONTEXT) : low], self._tokenizer.byte_tokens))
         return len(decoder.feed(self._ids[low:high]))

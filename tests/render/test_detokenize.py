@@ -71,6 +71,8 @@ def test_the_window_stays_small_in_a_long_run_of_broken_bytes(tokenizer: HFToken
     seen: list[int] = []
 
     class Watched:
+        byte_tokens = tokenizer.byte_tokens
+
         def decode(self, token_ids: Sequence[int]) -> str:
             seen.append(len(token_ids))
             return tokenizer.decode(token_ids)

@@ -47,3 +47,18 @@ def test_a_message_that_the_package_leaves_out_is_named() -> None:
     ours = PackageRenderer(corpus.load("llama.cpp/MiniMax-M2"), "minimax-m2")
     with pytest.raises(RenderError, match=r"does not show message 1 \(system\)"):
         ours.render([user("a"), system("late"), user("b")], ())
+
+
+@pytest.mark.parametrize(("template", "name"), [("trl/qwen3_5_think", "qwen3.5"), ("trl/nemotron_3_nano", "nemotron-3")])
+@pytest.mark.parametrize("key", ["x<s", "<|im_end|", "think", "/think"])
+def test_the_package_completes_no_control_token_of_message_text(template: str, name: str, key: str) -> None:
+    tokenizer = corpus.load(template)
+    ours, control = PackageRenderer(tokenizer, name), set(tokenizer.control_tokens.values())
+
+    def controls(key: str) -> list[int]:
+        asked = assistant("", call(f'{{"{key}": "v"}}'))
+        found = ours.render([user("a"), asked, result("r"), user("b")], (LS,)).ids.tolist()
+        assert f"<parameter={key}>" in tokenizer.decode(found)
+        return [index for index in found if index in control]
+
+    assert controls(key) == controls("harmless")

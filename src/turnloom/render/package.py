@@ -25,7 +25,7 @@ from typing import Any
 from turnloom.errors import ConfigError, RenderError
 from turnloom.imports import described
 from turnloom.render.contract import Rendered, Tokenizer, Unbridgeable
-from turnloom.render.shield import Shield
+from turnloom.render.shield import Edges, Shield, any_of
 from turnloom.render.template import reasoning_open
 from turnloom.types import Message, Text, Tool, ToolCall, ToolResult, ids
 
@@ -52,6 +52,7 @@ class PackageRenderer:
         self._package = _created(self._lent, name, template_kwargs or {})
         spellings = sorted({*tokenizer.control_tokens, "<think>", "</think>"}, key=len, reverse=True)
         self._spelled = re.compile("|".join(map(re.escape, spellings)))
+        self._edges = Edges(tokenizer.control_tokens)
         self.end_ids = tokenizer.eos_ids | frozenset(self._package.get_stop_token_ids())
         self._stand_ins = [found for messages in _STAND_INS if (found := self._stand_in(messages))]
         if not self._stand_ins:
@@ -102,7 +103,7 @@ class PackageRenderer:
             return []
 
     def _shield(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Shield:
-        return Shield(self._spelled, None, frozenset(), messages, tools)
+        return Shield(self._spelled, self._edges, frozenset(), messages, tools, shield_edges=True)
 
     def _call(self, shield: Shield, work: Callable[[], Any]) -> tuple[Any, int]:
         """The package's answer and how many shielded spellings it encoded."""
@@ -117,10 +118,10 @@ class PackageRenderer:
 
 @dataclass(slots=True)
 class _Shielded:
-    """One call's placeholders, in any spelling that JSON gives them."""
+    """One call's shield, and the spellings that JSON may give its placeholders."""
 
-    marks: re.Pattern[str] | None
-    spellings: Mapping[str, str]
+    shield: Shield
+    escapes: re.Pattern[str] | None
     escaped: int = 0
 
 
@@ -139,8 +140,7 @@ class _LentTokenizer:
 
     @contextlib.contextmanager
     def shielding(self, shield: Shield) -> Iterator[_Shielded]:
-        spellings = {written: spelling for mark, spelling in shield.spellings.items() for written in (mark, json.dumps(mark)[1:-1])}
-        shielded = _Shielded(re.compile("(" + "|".join(map(re.escape, spellings)) + ")") if spellings else None, spellings)
+        shielded = _Shielded(shield, any_of([json.dumps(mark)[1:-1] for mark in shield.spellings]))
         token = self._current.set(shielded)
         try:
             yield shielded
@@ -149,15 +149,14 @@ class _LentTokenizer:
 
     def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
         shielded = self._current.get()
-        if shielded is None or shielded.marks is None:
+        if shielded is None:
             return self._tokenizer.encode(text)
+        if shielded.escapes:
+            text = shielded.escapes.sub(lambda match: str(json.loads(f'"{match.group()}"')), text)
         encoded: list[int] = []
-        for i, piece in enumerate(shielded.marks.split(text)):
-            if i % 2:
-                encoded += self._tokenizer.encode_plain(shielded.spellings[piece])
-                shielded.escaped += 1
-            elif piece:
-                encoded += self._tokenizer.encode(piece)
+        for piece, plain in shielded.shield.pieces(text):
+            encoded += self._tokenizer.encode_plain(piece) if plain else self._tokenizer.encode(piece)
+            shielded.escaped += plain
         return encoded
 
     def decode(self, token_ids: Any, *_: Any, **__: Any) -> str:

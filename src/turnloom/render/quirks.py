@@ -38,7 +38,7 @@ class Quirk(StrEnum):
     TOOLS_AS_TEXT = "tools_as_text"
     """No place for tools: they are described in the system message, with calls in the hermes spelling."""
     CALLS_AS_TEXT = "calls_as_text"
-    """No place for calls: they stand in the assistant's text, in the hermes spelling."""
+    """No place for calls, or none for tools: calls stand in the assistant's text, in the hermes spelling."""
     RESULTS_AS_TEXT = "results_as_text"
     """No place for tool results: each is a user message in `<tool_response>` tags."""
     ARGUMENTS_AS_JSON = "arguments_as_json"
@@ -92,7 +92,8 @@ def find_traits(template: Apply) -> Traits:
     if "described" not in _ask(template, _user("."), [PROBE_TOOL], True):
         found.add(Quirk.TOOLS_AS_TEXT)
     tools = None if Quirk.TOOLS_AS_TEXT in found else [PROBE_TOOL]
-    found |= _call_quirks(template, tools)
+    # A model that is taught to write calls as text is shown them so.
+    found |= _call_quirks(template, tools) if tools else {Quirk.CALLS_AS_TEXT}
     call = probe_call(found, ".")
     dull = probe_result(found, ".")
     if not shows([*_user("."), call, probe_result(found, WORD)], tools):

@@ -30,9 +30,8 @@ def bridge(renderer: ChatTemplateRenderer, shape: Shape, output: list[int]) -> R
 
 def test_every_shape_bridges(name: str, renderer: ChatTemplateRenderer) -> None:
     profile = find_profile(renderer, renderer.tokenizer)
-    named = {"tool+tool": "the template shows one call a message, and names it in the results"} if name == "trl/gptoss" else {}
-    assert profile.bridges == {shape.name: "yes" for shape in SHAPES} | named
-    assert profile.whole == {shape.name: "yes" for shape in SHAPES} | {"empty reply": "yes"}
+    assert profile.bridges == {shape.name: "yes" for shape in SHAPES}
+    assert profile.whole == profile.bridges | {"empty reply": "yes"}
 
 
 def test_what_was_sampled_of_the_ending_is_not_written_again(name: str, renderer: ChatTemplateRenderer) -> None:
@@ -40,8 +39,6 @@ def test_what_was_sampled_of_the_ending_is_not_written_again(name: str, renderer
     words = renderer.tokenizer.encode("some words", start=False)
     for shape in SHAPES:
         whole = bridge(renderer, shape, words)
-        if name == "trl/gptoss" and shape.calls > 1:
-            continue
         assert isinstance(whole, Rendered)
         appended = whole.ids.tolist()
         closed = bridge(renderer, shape, [*words, appended[0]])
@@ -57,8 +54,6 @@ def test_what_was_sampled_of_the_ending_is_not_written_again(name: str, renderer
 def test_new_messages_stand_in_the_bridge_as_they_are(name: str, renderer: ChatTemplateRenderer) -> None:
     """Every new message's words, in order, and none of the stand-in history's."""
     for shape in SHAPES:
-        if name == "trl/gptoss" and shape.calls > 1:
-            continue
         found = bridge(renderer, shape, [])
         assert isinstance(found, Rendered)
         text, at = renderer.tokenizer.decode(found.ids.tolist()), 0

@@ -90,7 +90,8 @@ class ChatTemplateRenderer:
             return Unbridgeable("what the template writes after a reply depends on what came before it")
         if shield.anchor in after:
             return Unbridgeable("the template shows an assistant message more than once")
-        if len(reply.calls) > 1 and Quirk.ONE_CALL in self.traits and shield(reply.calls[-1].name) in after:
+        names = {call.name for call in reply.calls}
+        if len(names) > 1 and Quirk.ONE_CALL in self.traits and shield(reply.calls[-1].name) in after:
             return Unbridgeable("the template shows one call a message, and names it in the results")
         hidden = self._hidden(after, new, shield)
         if hidden is not None:

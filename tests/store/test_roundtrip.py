@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ samplings = st.builds(
 )
 finishes = st.builds(Finish, st.sampled_from(FinishReason), st.none() | numbers | words, words)
 spans = st.lists(st.builds(VersionSpan, words, numbers, numbers), max_size=2).map(tuple)
-calls = st.lists(st.builds(CallRecord, st.sampled_from(CallStatus), words, words, numbers, numbers), max_size=2).map(tuple)
+calls = st.lists(st.builds(CallRecord, st.sampled_from(CallStatus), words, words, *[numbers] * 4), max_size=2).map(tuple)
 forks = st.none() | st.builds(Fork, st.sampled_from(ForkKind), numbers, words, numbers, words, words, words)
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=8).map(ids)
 outputs = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(width=32)), max_size=8)
@@ -62,28 +63,31 @@ outputs = st.lists(st.tuples(st.integers(0, 2**31 - 1), st.floats(width=32)), ma
 @st.composite
 def turns(draw: st.DrawFn) -> Turn:
     output = draw(outputs)
-    return Turn(
-        id="t1",
-        index=draw(numbers),
-        base=draw(st.none() | words),
-        fork=draw(forks),
-        appended=draw(token_ids),
-        prompt_len=draw(numbers),
-        prompt_crc=draw(numbers),
-        output=ids([token for token, _ in output]),
-        logprobs=floats([logprob for _, logprob in output]),
-        finish=draw(finishes),
-        outcome=draw(st.sampled_from(Outcome)),
-        sampling=draw(samplings),
-        versions=draw(spans),
-        calls=draw(calls),
-        logprob_convention=draw(words),
-        model=draw(words),
-        escaped=draw(numbers),
-        started=draw(reals),
-        ended=draw(reals),
-        error=draw(words),
-    )
+    drawn: dict[str, object] = {
+        "id": "t1",
+        "index": draw(numbers),
+        "base": draw(st.none() | words),
+        "fork": draw(forks),
+        "appended": draw(token_ids),
+        "prompt_len": draw(numbers),
+        "prompt_crc": draw(numbers),
+        "output": ids([token for token, _ in output]),
+        "logprobs": floats([logprob for _, logprob in output]),
+        "finish": draw(finishes),
+        "outcome": draw(st.sampled_from(Outcome)),
+        "sampling": draw(samplings),
+        "versions": draw(spans),
+        "calls": draw(calls),
+        "logprob_convention": draw(words),
+        "model": draw(words),
+        "escaped": draw(numbers),
+        "respelled": draw(numbers),
+        "started": draw(reals),
+        "ended": draw(reals),
+        "error": draw(words),
+    }
+    assert drawn.keys() == {field.name for field in fields(Turn)}, "a field that is not drawn is not tried"
+    return Turn(**drawn)  # type: ignore[arg-type]
 
 
 deltas = st.builds(Delta, st.lists(nodes, max_size=3).map(tuple), turns())
@@ -106,6 +110,12 @@ rows = st.builds(
     status=st.sampled_from(["open", "closed"]),
     reward=st.none() | reals,
 )
+
+
+@pytest.mark.parametrize(("kind", "count"), [(CallRecord, 7), (Fork, 7), (ToolCall, 4), (Node, 5), (VersionSpan, 3), (Sampling, 6)])
+def test_every_field_of_what_a_turn_holds_is_drawn(kind, count):
+    """The strategies above name their fields by place: a new one has to be added there."""
+    assert len(fields(kind)) == count
 
 
 @given(deltas)

@@ -10,9 +10,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from turnloom.parse.contract import CallEvent, ParseEvent, ReasoningDelta, TextDelta
+from tests.parse.conftest import Parsed, merged
+from turnloom.parse.contract import CallEvent, TextDelta
 from turnloom.parse.formats import parser_factory
-from turnloom.types import CallRecord, CallStatus, Tool
+from turnloom.types import CallStatus, Tool
 
 SCHEMA = {
     "type": "object",
@@ -22,17 +23,8 @@ TOOLS = tuple(Tool(name, "does it", json.dumps(SCHEMA)) for name in ("bash", "re
 
 
 @dataclass(frozen=True)
-class Result:
-    events: list[ParseEvent]
-    records: list[CallRecord]
-
-    @property
-    def text(self) -> str:
-        return "".join(event.text for event in self.events if isinstance(event, TextDelta))
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(event.text for event in self.events if isinstance(event, ReasoningDelta))
+class Result(Parsed):
+    """With the arguments of calls read."""
 
     @property
     def calls(self) -> list[tuple[str, Any]]:
@@ -46,22 +38,12 @@ class Result:
     def written(self) -> list[str]:
         return [event.written for event in self.events if isinstance(event, CallEvent)]
 
-    @property
-    def statuses(self) -> list[CallStatus]:
-        return [record.status for record in self.records]
-
 
 def read(form: str, pieces: Sequence[str], template: str, tools: Sequence[Tool], opened: bool) -> Result:
     parser = parser_factory(form, template)(tools, opened)
-    events: list[ParseEvent] = []
-    for event in [event for piece in pieces for event in parser.feed(piece)] + parser.finish():
-        last = events[-1] if events else None
-        if isinstance(event, TextDelta | ReasoningDelta) and isinstance(last, TextDelta | ReasoningDelta) and type(event) is type(last):
-            events[-1] = type(event)(last.text + event.text)
-        else:
-            events.append(event)
+    events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
     assert parser.finish() == []
-    return Result(events, parser.records)
+    return Result(merged(events), parser.records)
 
 
 def run(form: str, output: str, *, template: str = "", tools: Sequence[Tool] = TOOLS, opened: bool = False) -> Result:

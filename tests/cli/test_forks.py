@@ -157,3 +157,7 @@ def test_export_keeps_to_a_maximum_length(cli: Cli, recorded: Path, tmp_path: Pa
 
 def test_a_name_that_no_file_can_have_is_answered_in_one_line(cli: Cli, recorded: Path) -> None:
     assert len(one_line(cli("forks", "x" * 5000, "--store", recorded))) < 200
+
+
+def test_a_folder_that_is_not_there_is_no_session(cli: Cli, recorded: Path) -> None:
+    assert "there is no run at runs/nowhere" in one_line(cli("forks", "runs/nowhere", "--store", recorded))

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from turnloom.cli.common import DEFAULT_STORE, StoreOption, all_rows, find_row, load_session, reading, run_async, say
+from turnloom.core.dump import clip
 from turnloom.errors import ConfigError
 from turnloom.types import Turn
 
@@ -70,7 +71,7 @@ def forks(
 ) -> None:
     """Why token sequences started anew instead of going on, and what would have joined them.
 
-    Example: `turnloom forks runs/latest`
+    Example: `turnloom forks runs/demo`
     """
     path, session = _named(what, store)
     summary = run_async(_collect(path, session, examples))
@@ -92,6 +93,8 @@ def _named(what: str | None, store: Path) -> tuple[Path, str | None]:
                 return run, None
         except OSError as error:
             raise ConfigError(f"there is no session or run {what[:40]!r}…: {error.strerror}") from None
+        if "/" in what:
+            raise ConfigError(f"there is no run at {clip(what, 80)}: name its folder, its store, or a session's id")
     return store, what
 
 

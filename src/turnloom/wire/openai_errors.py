@@ -19,6 +19,7 @@ from turnloom.errors import (
     SessionClosed,
     TurnloomError,
     Unauthorized,
+    UnknownResponse,
 )
 from turnloom.wire.contract import WireError
 from turnloom.wire.json import write
@@ -61,6 +62,8 @@ def _kind(error: TurnloomError) -> tuple[str, str | None]:
     match error:
         case PromptTooLong():
             return "invalid_request_error", "context_length_exceeded"
+        case UnknownResponse():
+            return "invalid_request_error", "previous_response_not_found"
         case Unauthorized():
             return "invalid_request_error", "invalid_api_key"
         case LimitReached():
@@ -92,5 +95,7 @@ def _param(error: TurnloomError) -> str | None:
     """The field that a bad request names, spelled as OpenAI does: `messages[0].content`."""
     if isinstance(error, PromptTooLong):
         return "messages"
+    if isinstance(error, UnknownResponse):
+        return "previous_response_id"
     found = _FIELD.match(str(error)) if isinstance(error, RequestError) and error.status == 400 else None
     return _INDEX.sub(r"[\1]", found[1]) if found else None

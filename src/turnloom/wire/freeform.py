@@ -1,0 +1,28 @@
+"""Freeform tools: the client sends and wants one string, where the model has a tool with one property `input`.
+
+OpenAI's dialects call them custom tools. This is the one place that turns a
+string into such a call's arguments, and back.
+"""
+
+from __future__ import annotations
+
+import json
+
+from turnloom.wire.json import text_of
+
+PARAMETERS = '{"type":"object","properties":{"input":{"type":"string"}},"required":["input"]}'
+
+
+def arguments_of(given: str) -> str:
+    """The arguments, as JSON text, of a call with this string."""
+    return text_of({"input": given})
+
+
+def string_of(arguments: str) -> str:
+    """The string that a call's arguments hold. Arguments of another shape are given as they were written: nothing of them is lost."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    held = value.get("input") if isinstance(value, dict) and len(value) == 1 else None
+    return held if isinstance(held, str) else arguments

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from turnloom.engine.models import cache_dir
 from turnloom.errors import HarnessError
 from turnloom.harness import load_harness
-from turnloom.harness.npm import cache_dir
 from turnloom.harness.registry import require
 from turnloom.sandbox import LocalSandbox
 

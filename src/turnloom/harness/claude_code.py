@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnloom.harness.contract import AgentContext, Launch
-from turnloom.harness.npm import NpmAgent, ensure_installed, require_tools
-from turnloom.sandbox.contract import Sandbox
+from turnloom.harness.install import PackagedHarness
+from turnloom.harness.npm import NpmAgent
 
 VERSION = "2.1.332"
 
 
-class ClaudeCode:
+class ClaudeCode(PackagedHarness):
     """`bare` asks for the short prompt and three tools, which small models need. `program` is an installation of your own."""
-
-    name = "claude-code"
 
     def __init__(self, *, version: str = VERSION, bare: bool = True, args: Sequence[str] = (), program: Sequence[str] = ()) -> None:
         # Its install script puts the native binary in place of a stub.
-        self._agent = NpmAgent(self.name, "@anthropic-ai/claude-code", version, "claude", scripts=True)
+        super().__init__(NpmAgent("claude-code", "@anthropic-ai/claude-code", version, "claude", scripts=True), args, program)
         self._bare = bare
-        self._args = tuple(args)
-        self._program = tuple(program)
-
-    async def require(self) -> None:
-        if not self._program:
-            await require_tools(self._agent)
-
-    async def install(self, sandbox: Sandbox) -> tuple[str, ...]:
-        return self._program or (str(await ensure_installed(self._agent, sandbox)),)
 
     def command(self, context: AgentContext) -> Launch:
         argv = (
@@ -41,18 +30,22 @@ class ClaudeCode:
             *self._args,
             *("--", context.prompt),
         )
-        env = {
-            "ANTHROPIC_BASE_URL": context.base_url,
-            "ANTHROPIC_API_KEY": context.api_key,
-            "IS_SANDBOX": "1",  # Without it root is refused.
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_TELEMETRY": "1",
-            "DISABLE_ERROR_REPORTING": "1",
-            "DISABLE_AUTOUPDATER": "1",
-            "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # Else a header in the system text changes during the session.
-            "DISABLE_PROMPT_CACHING": "1",
-            "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context.context_tokens),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(context.output_tokens),
-        }
-        return Launch(argv, env)
+        return Launch(argv, quiet_environment(context))
+
+
+def quiet_environment(context: AgentContext) -> dict[str, str]:
+    """Where its model is, and what keeps it from asking for anything but the task."""
+    return {
+        "ANTHROPIC_BASE_URL": context.base_url,
+        "ANTHROPIC_API_KEY": context.api_key,
+        "IS_SANDBOX": "1",  # Without it root is refused.
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_TELEMETRY": "1",
+        "DISABLE_ERROR_REPORTING": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # Else a header in the system text changes during the session.
+        "DISABLE_PROMPT_CACHING": "1",
+        "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context.context_tokens),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(context.output_tokens),
+    }

@@ -13,6 +13,14 @@ HARNESSES = {
     "sdk-agent": "turnloom.harness.sdk:SdkAgent",
     "claude-code": "turnloom.harness.claude_code:ClaudeCode",
     "pi": "turnloom.harness.pi:Pi",
+    "codex": "turnloom.harness.codex:Codex",
+    "gemini-cli": "turnloom.harness.gemini_cli:GeminiCli",
+    "qwen-code": "turnloom.harness.qwen_code:QwenCode",
+    "opencode": "turnloom.harness.opencode:OpenCode",
+    "continue-cn": "turnloom.harness.continue_cn:ContinueCn",
+    "mini-swe-agent": "turnloom.harness.mini_swe_agent:MiniSweAgent",
+    "openai-agents": "turnloom.harness.openai_agents:OpenAIAgents",
+    "claude-agent-sdk": "turnloom.harness.claude_agent_sdk:ClaudeAgentSdk",
     "command": "turnloom.harness.command:Command",
 }
 

@@ -3,6 +3,7 @@
 TurnloomError
 ├── RequestError            the client's fault; `wire` turns it into the dialect's own shape
 │   ├── BadRequest          400  malformed, unsupported or contradictory
+│   ├── UnknownResponse     400  `previous_response_id` names no reply of this session
 │   ├── PromptTooLong       400  more tokens than the context holds
 │   ├── Unauthorized        401  no session has this key
 │   ├── NotFound            404
@@ -36,6 +37,16 @@ class RequestError(TurnloomError):
 
 class BadRequest(RequestError):
     status = 400
+
+
+class UnknownResponse(RequestError):
+    """No turn of this session has this response id."""
+
+    status = 400
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Previous response with id '{response_id}' not found.")
+        self.response_id = response_id
 
 
 class PromptTooLong(RequestError):

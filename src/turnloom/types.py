@@ -10,10 +10,10 @@ crosses the wire, it is hashable, and nothing is lost by parsing it early.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -52,10 +52,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What the model thought. `ref` is the opaque field that a client carries back."""
+    """What the model thought."""
 
     text: str
-    ref: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,15 @@ Part = Text | Reasoning | ToolCall | ToolResult
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message. A `tool` message holds exactly one ToolResult."""
+    """One chat message. A `tool` message holds exactly one ToolResult.
+
+    `ref` is the turn that the opaque fields of an echoed reply name (signatures,
+    item ids), as the client brought them: evidence, to be checked.
+    """
 
     role: Role
     parts: tuple[Part, ...]
+    ref: str = ""
 
     @property
     def text(self) -> str:
@@ -101,11 +105,18 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`parameters` is the JSON text of a JSON Schema."""
+    """`parameters` is the JSON text of a JSON Schema.
+
+    A freeform tool takes one string, its property `input`, which the client wants
+    as it is. `namespace` is the group that a client keeps the tool in; `name`
+    then begins with it and `__`.
+    """
 
     name: str
     description: str
     parameters: str
+    freeform: bool = False
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +129,24 @@ class Sampling:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    json_schema: str = ""
+    """JSON text of a JSON Schema that the engine holds the reply to: its logprobs are then not those of the policy alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One model call as a dialect read it. `max_tokens` and `stop` are the client's wishes."""
+    """One model call as a dialect read it. `max_tokens` and `stop` are the client's wishes.
+
+    `choices` replies are asked for, each a turn of its own. `json_schema` is the
+    JSON text of a schema that the reply must fit, "" where it is free. `previous`
+    names the turn whose history stands before `messages`; `instructed` says that
+    the first message is this request's own instructions, which no later request
+    inherits. `label` is what the client says this request is for. `declined` are
+    the tools that only a provider's servers have, by name; `images` counts those
+    that a placeholder stands for.
+
+    `wire` holds what only the dialect needs, to say it again in its reply.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
@@ -132,6 +156,20 @@ class Request:
     model: str = ""
     call_tools: bool = True
     """False when the client forbids tool calls in this reply (`tool_choice: none`)."""
+    choices: int = 1
+    logprobs: bool = False
+    json_schema: str = ""
+    previous: str = ""
+    instructed: bool = False
+    label: str = ""
+    declined: tuple[str, ...] = ()
+    images: int = 0
+    wire: Mapping[str, Any] = field(default_factory=dict)
+
+
+MAIN, SUBAGENT, SIDE, COMPACTION = "main", "subagent", "side", "compaction"
+"""What a request was for: the task itself, a part of it handed to another agent, something beside it (a title, a
+classification), or a summary of the history to go on from."""
 
 
 class Outcome(StrEnum):
@@ -263,6 +301,8 @@ class Turn:
     calls: tuple[CallRecord, ...] = ()
     logprob_convention: str = "raw"
     model: str = ""
+    label: str = ""
+    """What the request was for: MAIN, SUBAGENT, SIDE, COMPACTION, or a word of the client's own; "" where nobody asked."""
     escaped: int = 0
     """Control-token spellings found in message text and encoded as plain text."""
     respelled: int = 0

@@ -71,8 +71,7 @@ def swapped(message: Message, rng: random.Random) -> Message:
 ECHOES: dict[str, Echo] = {
     "faithful": lambda message, rng: message,
     "reasoning dropped": reasoning(lambda r: None),
-    "reasoning trimmed": reasoning(lambda r: Reasoning(r.text.strip(), r.ref)),
-    "signature lost": reasoning(lambda r: Reasoning(r.text)),
+    "reasoning trimmed": reasoning(lambda r: Reasoning(r.text.strip())),
     "arguments reordered": arguments(shuffled),
     "arguments respaced": arguments(lambda v, rng: json.dumps(v, indent=2, ensure_ascii=rng.random() < 0.5)),
     "arguments unparsed": arguments(lambda v, rng: json.dumps({"__unparsedToolInput": json.dumps(v, indent=1)})),
@@ -96,7 +95,7 @@ words = st.text(st.sampled_from('ab é\n"{}世🙂'), max_size=6) | st.sampled_f
 values = st.dictionaries(words, words | st.integers(-(2**53), 2**53) | st.booleans() | st.none() | st.lists(words, max_size=2), max_size=3)
 parts = st.one_of(
     words.map(Text),
-    st.builds(Reasoning, words, st.sampled_from(["", "t0"])),
+    words.map(Reasoning),
     st.builds(lambda name, v: ToolCall("", name, json.dumps(v)), st.sampled_from(["ls", "cat"]), values),
 )
 

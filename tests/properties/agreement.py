@@ -99,7 +99,7 @@ class Faithful:
             self._compare(turn, history)
             self._read_back(driver.session.tree.reply(turn.id), said)
             assert out.reply is not None
-            content = json.loads(driver.dialect.write(out.reply))["content"]
+            content = json.loads(driver.dialect.write([out.reply]))["content"]
             asked = [block["id"] for block in content if block["type"] == "tool_use"]
             results = [{"type": "tool_result", "tool_use_id": call_id, "content": plain_words(rng)} for call_id in asked]
             follow = results or [{"type": "text", "text": plain_words(rng)}]

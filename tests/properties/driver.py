@@ -33,7 +33,7 @@ from turnloom.store.contract import Limits, SessionRow
 from turnloom.store.memory import MemoryStore
 from turnloom.types import Message, Request, Sampling, Tool, ToolResult, Turn
 from turnloom.wire.anthropic import AnthropicDialect
-from turnloom.wire.contract import Reply
+from turnloom.wire.contract import Head, Reply
 
 ACTIONS = ("continue", "continue", "continue", "retry", "branch", "subagent", "edit", "tools", "compact", "client_assistant", "system_mid")
 WIRE_TOOLS = [{"name": t.name, "description": t.description, "input_schema": json.loads(t.parameters)} for t in TOOLS]
@@ -81,7 +81,7 @@ class MemoryResponder:
         self.events = 0
         self.reply: Reply | None = None
 
-    def open(self, turn_id: str, model: str, prompt_tokens: int) -> None:
+    def open(self, head: Head) -> None:
         pass
 
     async def event(self, event: object) -> None:
@@ -93,9 +93,6 @@ class MemoryResponder:
         if self.leave_at == 0:
             raise ConnectionResetError("gone at the last byte")
         self.reply = reply
-
-    async def close(self) -> None:
-        pass
 
 
 @dataclass
@@ -176,7 +173,7 @@ class Driver:
             if len(self.engine.calls) > before:
                 self.requests[self.engine.calls[-1].rid] = request
         assert out.reply is not None
-        content = json.loads(self.dialect.write(out.reply))["content"]
+        content = json.loads(self.dialect.write([out.reply]))["content"]
         body["messages"].append({"role": "assistant", "content": self._echo(content)})
         body["messages"].append({"role": "user", "content": self._answers(content)})
 

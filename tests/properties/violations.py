@@ -185,8 +185,8 @@ def _replaced(message: Message, spelled: re.Pattern[str]) -> Message:
         match part:
             case Text(text):
                 parts.append(Text(clean(text)))
-            case Reasoning(text, ref):
-                parts.append(Reasoning(clean(text), ref))
+            case Reasoning(text):
+                parts.append(Reasoning(clean(text)))
             case ToolCall(call_id, name, arguments, written):
                 parts.append(ToolCall(call_id, name, clean(arguments), written))
             case ToolResult(call_id, text, is_error):

@@ -30,11 +30,13 @@ from turnloom.errors import (
 from turnloom.parse.contract import ReasoningDelta, TextDelta
 from turnloom.types import Finish, FinishReason, Message, Reasoning, Request, Text, ToolCall, ToolResult
 from turnloom.wire.anthropic import AnthropicDialect
-from turnloom.wire.contract import Reply
+from turnloom.wire.contract import Envelope, Head, Reading, Reply
 from turnloom.wire.json import whole_text
 from turnloom.wire.quirks import Quirk
 
 DIALECT = AnthropicDialect()
+TURN = "0" * 31 + "1"
+HEAD = Head(TURN, "m", 0, 7, Request(()))
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 
@@ -56,7 +58,7 @@ def test_read_a_whole_request() -> None:
             {
                 "role": "assistant",
                 "content": [
-                    {"type": "thinking", "thinking": "hmm", "signature": "sig"},
+                    {"type": "thinking", "thinking": "hmm", "signature": TURN},
                     {"type": "text", "text": "I will"},
                     {"type": "tool_use", "id": "toolu_1", "name": "ls", "input": {"path": "."}},
                 ],
@@ -83,7 +85,7 @@ def test_read_a_whole_request() -> None:
     assert request.messages == (
         Message("system", (Text("Be brief."), Text("Be kind."))),
         Message("user", (Text("list"),)),
-        Message("assistant", (Reasoning("hmm", "sig"), Text("I will"), ToolCall("toolu_1", "ls", '{"path":"."}'))),
+        Message("assistant", (Reasoning("hmm"), Text("I will"), ToolCall("toolu_1", "ls", '{"path":"."}')), TURN),
         Message("tool", (ToolResult("toolu_1", "a\nb"),)),
         Message("tool", (ToolResult("toolu_2", "", True),)),
         Message("user", (Text("go on"),)),
@@ -102,7 +104,7 @@ def test_a_string_equals_a_list_of_one_block_and_cache_marks_do_not_count() -> N
 @pytest.mark.parametrize("default", [True, False])
 def test_the_body_decides_on_streaming_where_it_says(said: str, asked: bool | None, default: bool) -> None:
     body = "{" + said + '"messages": [{"role": "user", "content": "a"}]}'
-    assert DIALECT.read(body.encode(), stream=default).stream is (default if asked is None else asked)
+    assert DIALECT.read(body.encode(), Envelope({"accept": "text/event-stream"} if default else {})).stream is (default if asked is None else asked)
 
 
 def test_system_messages_stay_where_they_are() -> None:
@@ -115,7 +117,7 @@ def test_system_messages_stay_where_they_are() -> None:
 def test_quirk_billing_header() -> None:
     system = [{"type": "text", "text": "x-anthropic-billing-header: cc_version=1.2.3"}, {"type": "text", "text": "Be brief."}]
     assert read(system=system).messages[0] == Message("system", (Text("Be brief."),))
-    plain = AnthropicDialect(frozenset())
+    plain = AnthropicDialect(Reading(frozenset()))
     assert len(read(plain, system=system).messages[0].parts) == 2
 
 
@@ -135,7 +137,7 @@ def test_quirk_tool_reference() -> None:
     body = [{"role": "user", "content": content}]
     assert read(messages=body).messages[0].text == "WebFetch"
     with pytest.raises(BadRequest, match="tool_reference"):
-        read(AnthropicDialect(frozenset({Quirk.BILLING_HEADER})), messages=body)
+        read(AnthropicDialect(Reading(frozenset({Quirk.BILLING_HEADER}))), messages=body)
 
 
 def test_lone_surrogates_become_replacement_characters() -> None:
@@ -164,7 +166,7 @@ REFUSED = {
         b'{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}]}]}',
         "images are not supported",
     ),
-    "unknown block": (b'{"messages": [{"role": "user", "content": [{"type": "document"}]}]}', "'document' is not supported"),
+    "unknown block": (b'{"messages": [{"role": "user", "content": [{"type": "search_result"}]}]}', "'search_result' is not supported"),
     "unknown assistant block": (
         b'{"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}, {"role": "user", "content": "x"}]}',
         "'server_tool_use' is not supported",
@@ -273,16 +275,16 @@ def test_reading_any_bytes_is_a_bad_request(body: bytes) -> None:
 
 
 def reply(*parts: Any, finish: Finish = Finish(FinishReason.STOP)) -> Reply:  # noqa: B008 (frozen)
-    return Reply("t1", "m", Message("assistant", parts), finish, 7, 3)
+    return Reply(HEAD, Message("assistant", parts), finish, 3)
 
 
 def test_write_a_message_that_the_sdk_reads() -> None:
     call = ToolCall("toolu_t100", "ls", '{"path": "."}')
-    raw = DIALECT.write(reply(Reasoning("hmm", "t1"), Text("\n"), Text("Hi"), call))
+    raw = DIALECT.write([reply(Reasoning("hmm"), Text("\n"), Text("Hi"), call)])
     message = SdkMessage.model_validate_json(raw)
     assert [b.type for b in message.content] == ["thinking", "text", "tool_use"], "a block of white space alone is not sent"
     assert message.content[2].input == {"path": "."}
-    assert (message.id, message.stop_reason, message.usage.input_tokens, message.usage.output_tokens) == ("msg_t1", "tool_use", 7, 3)
+    assert (message.id, message.stop_reason, message.usage.input_tokens, message.usage.output_tokens) == ("msg_" + TURN, "tool_use", 7, 3)
 
 
 LETTERS = st.text(st.characters(codec=None), max_size=4)
@@ -303,8 +305,8 @@ JSON_TEXT = st.recursive(
 
 def sent_arguments(call: ToolCall) -> tuple[str, str]:
     """The text of a call's arguments in the message, and in the stream."""
-    body = DIALECT.write(reply(call)).decode()
-    streamed = read_sse(DIALECT.stream("t1", "m", 7).event(call).decode())
+    body = DIALECT.write([reply(call)]).decode()
+    streamed = read_sse(DIALECT.stream(HEAD).event(call).decode())
     (delta,) = [data["delta"]["partial_json"] for name, data in streamed if name == "content_block_delta"]
     return body.partition('"input":')[2].partition('}],"stop_reason"')[0], delta
 
@@ -330,7 +332,7 @@ def whole(value: Any) -> Any:
 
 @given(st.lists(st.tuples(st.sampled_from(["text", "reasoning", "call"]), LETTERS), max_size=5), LETTERS)
 def test_any_model_text_can_be_sent(plan: list[tuple[str, str]], matched: str) -> None:
-    writer = DIALECT.stream("t1", "m", 7)
+    writer = DIALECT.stream(HEAD)
     parts: list[Any] = []
     sent = writer.begin()
     for kind, text in plan:
@@ -338,7 +340,7 @@ def test_any_model_text_can_be_sent(plan: list[tuple[str, str]], matched: str) -
         parts.append(call if kind == "call" else Text(text) if kind == "text" else Reasoning(text))
         sent += writer.event(call if kind == "call" else TextDelta(text) if kind == "text" else ReasoningDelta(text))
     done = reply(*parts, finish=Finish(FinishReason.STOP, matched))
-    orjson.loads(DIALECT.write(done))
+    orjson.loads(DIALECT.write([done]))
     read_sse((sent + writer.finish(done)).decode())
 
 
@@ -366,13 +368,13 @@ STOPS = {
 
 @pytest.mark.parametrize(("reason", "case"), STOPS.items(), ids=STOPS)
 def test_stop_reasons(reason: str, case: tuple[Reply, str | None]) -> None:
-    body = json.loads(DIALECT.write(case[0]))
+    body = json.loads(DIALECT.write([case[0]]))
     assert (body["stop_reason"], body["stop_sequence"]) == (reason, case[1])
 
 
 def test_stream_a_transcript() -> None:
     call = ToolCall("toolu_t100", "ls", '{"path": "."}')
-    writer = DIALECT.stream("t1", "m", 7)
+    writer = DIALECT.stream(HEAD)
     sent = writer.begin() + writer.ping()
     for event in (
         ReasoningDelta("hm"),
@@ -421,7 +423,7 @@ def test_stream_a_transcript() -> None:
 @given(st.lists(st.sampled_from(["t:hello", "t: ", "t:\n", "r:think", "c"]), max_size=10))
 def test_any_stream_is_well_formed(plan: list[str]) -> None:
     """Blocks open, fill and stop in turn, and nothing visible is lost."""
-    writer = DIALECT.stream("t1", "m", 7)
+    writer = DIALECT.stream(HEAD)
     sent, parts = writer.begin(), []
     for i, step in enumerate(plan):
         event: Any = ToolCall(f"c{i}", "ls", "{}") if step == "c" else (TextDelta if step[0] == "t" else ReasoningDelta)(step[2:])
@@ -462,7 +464,7 @@ def test_errors_have_anthropics_shape(error: TurnloomError, expected: tuple[int,
     assert body["type"] == "error"
     assert body["error"]["message"] == str(error)
     assert (answer.headers.get("x-should-retry") == "false") == isinstance(error, LimitReached | SessionClosed)
-    streamed = read_sse(DIALECT.stream("t", "m", 1).error(error).decode())
+    streamed = read_sse(DIALECT.stream(HEAD).error(error).decode())
     assert streamed == [("error", body)]
 
 

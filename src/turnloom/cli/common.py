@@ -17,11 +17,13 @@ import typer
 
 from turnloom.core.dump import clip, escaped
 from turnloom.core.tree import Tree
-from turnloom.core.unroll import Overlong
+from turnloom.core.unroll import DEFAULT_TRAINING, Overlong, Training
 from turnloom.errors import ConfigError
 from turnloom.gateway.session import Session
 from turnloom.store.contract import SessionRow, Store
 from turnloom.store.sqlite import SQLiteStore
+from turnloom.wire.quirks import ALL as ALL_QUIRKS
+from turnloom.wire.quirks import Quirk
 
 T = TypeVar("T")
 
@@ -34,6 +36,11 @@ class HistoryPolicy(StrEnum):
 class SpecialTokensPolicy(StrEnum):
     PLAIN = "plain"
     TEMPLATE = "template"
+
+
+class ImagesPolicy(StrEnum):
+    REFUSE = "refuse"
+    PLACEHOLDER = "placeholder"
 
 
 DEFAULT_STORE = Path("turnloom.db")
@@ -72,7 +79,30 @@ SpecialTokensOption = Annotated[
     SpecialTokensPolicy,
     typer.Option("--special-tokens", help="What a control token's spelling in a message is: plain text, or what the template makes of it."),
 ]
+LabelerOption = Annotated[
+    str, typer.Option("--labeler", help="What a request is for: auto knows some agents' side requests; or package.module:name.")
+]
+ImagesOption = Annotated[
+    ImagesPolicy, typer.Option("--images", help="Whether an image is refused, or a placeholder in words stands for it.")
+]
+WithoutQuirkOption = Annotated[
+    list[Quirk] | None, typer.Option("--without-quirk", help="A habit of clients that is not to be normalised. Repeatable.")
+]
+SkipLabelOption = Annotated[
+    list[str] | None,
+    typer.Option("--skip-label", help="Turns with this label do not train. Repeatable; '' is none.", show_default="side"),
+]
 OverlongOption = Annotated[Overlong, typer.Option("--overlong", help="What becomes of a sample with more tokens.")]
+
+
+def reading_options(labeler: str, images: ImagesPolicy, without: Sequence[Quirk] | None) -> dict[str, Any]:
+    """How requests are read, as arguments of `Gateway`."""
+    return {"labeler": labeler, "images": images.value, "quirks": ALL_QUIRKS - set(without or ())}
+
+
+def training(skip: Sequence[str] | None) -> Training:
+    """What `--skip-label` says."""
+    return DEFAULT_TRAINING if skip is None else Training(frozenset(filter(None, skip)))
 
 
 def template_kwargs(words: Sequence[str] | None) -> dict[str, Any]:

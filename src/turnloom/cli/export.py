@@ -7,9 +7,21 @@ from typing import Annotated
 
 import typer
 
-from turnloom.cli.common import DEFAULT_STORE, OverlongOption, StoreOption, all_rows, find_row, load_session, reading, run_async, say
+from turnloom.cli.common import (
+    DEFAULT_STORE,
+    OverlongOption,
+    SkipLabelOption,
+    StoreOption,
+    all_rows,
+    find_row,
+    load_session,
+    reading,
+    run_async,
+    say,
+    training,
+)
 from turnloom.core.credit import weigh
-from turnloom.core.unroll import Longest, Overlong
+from turnloom.core.unroll import Longest, Overlong, Training
 from turnloom.errors import ConfigError
 from turnloom.export.registry import export as write
 from turnloom.types import Sample
@@ -26,26 +38,27 @@ def export(
     format: Annotated[str | None, typer.Option(help="canonical (JSON lines), parquet, or package.module:Name.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of a sample.", min=2)] = None,
     overlong: OverlongOption = Overlong.TRUNCATE,
+    skip_label: SkipLabelOption = None,
 ) -> None:
     """Export samples for a trainer.
 
     Example: `turnloom export samples.parquet --store runs/demo/turnloom.db`
     """
     chosen = format or _by_ending(out)
-    samples, skipped = run_async(_collect(store, sessions, Longest(max_tokens, overlong)))
+    samples, skipped = run_async(_collect(store, sessions, Longest(max_tokens, overlong), training(skip_label)))
     write(samples, out, chosen)
     say(f"{len(samples)} samples, {sum(int(s.loss_mask.sum()) for s in samples)} trained tokens in {out}")
     if skipped:
         say(f"{skipped} sampled tokens do not train; `turnloom show SESSION` says why")
 
 
-async def _collect(path: Path, wanted: list[str] | None, longest: Longest) -> tuple[list[Sample], int]:
+async def _collect(path: Path, wanted: list[str] | None, longest: Longest, policy: Training) -> tuple[list[Sample], int]:
     samples: list[Sample] = []
     skipped = 0
     async with reading(path) as store:
         rows = [await find_row(store, w) for w in wanted] if wanted else list(reversed(await all_rows(store)))
         for row in {row.id: row for row in rows}.values():
-            unrolled = (await load_session(store, row)).unroll(longest)
+            unrolled = (await load_session(store, row)).unroll(longest, policy)
             samples += unrolled.samples
             skipped += sum(u.tokens for u in unrolled.untrained)
     return weigh(samples), skipped

@@ -34,8 +34,8 @@ MessageKey = Callable[[Message], bytes]
 class Matcher:
     """Messages with equal `key` are the same message. A key is pure and its values are hashable.
 
-    `minted_ids`: where no key is equal, the ids minted for a reply's calls may
-    vouch for arguments that a client respelled; the beginning of a reply that
+    `minted_ids`: where no key is equal, the ids minted for a reply's calls and the
+    references in its opaque fields may vouch for what a client respelled; the beginning of a reply that
     was cut off may stand for it; and several texts of one reply may come back
     as one, since some dialects have room for one only.
     """
@@ -78,7 +78,7 @@ def strict_key(message: Message) -> bytes:
     """The strict key: a 16-byte digest of all parts in their order.
 
     Only the JSON spacing and escapes of arguments do not count, since several
-    dialects carry them as a value. A reasoning's `ref` is our own mark.
+    dialects carry them as a value. A message's `ref` is our own mark.
     """
     return _digest([message.role, *(field for part in message.parts for field in _exact(part))])
 
@@ -112,6 +112,19 @@ def echo_keys(message: Message, matcher: Matcher) -> tuple[bytes, ...]:
 def same_words(recorded: Message, came: Message) -> bool:
     """Whether the visible text is the recorded reply's, in any of the ways a dialect joins it."""
     return visible_text(came) in _texts(recorded)
+
+
+def resembles(recorded: Message, came: Message) -> bool:
+    """Whether `came` may be `recorded` as a client spelled it anew: the same tools called in the same order, and the same
+    words but for their spacing, or beside calls none at all.
+
+    Only for a message that names the reply it is; opencode names a call that it could not read `invalid`.
+    """
+    named = zip(recorded.calls, came.calls, strict=False)
+    if len(recorded.calls) != len(came.calls) or not all(theirs.name in (ours.name, "invalid") for ours, theirs in named):
+        return False
+    words = "".join(visible_text(came).split())
+    return words == "".join(visible_text(recorded).split()) or (not words and bool(recorded.calls))
 
 
 def begins(recorded: Message, came: Message) -> bool:

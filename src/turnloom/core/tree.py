@@ -20,6 +20,7 @@ from turnloom.core.match import (
     echo_keys,
     placed,
     request_keys,
+    resembles,
     same_words,
     several_calls,
     strict_key,
@@ -27,7 +28,7 @@ from turnloom.core.match import (
 )
 from turnloom.core.order import NO_CALL, Slot, arranged, as_recorded, same_calls, slots
 from turnloom.core.records import Delta, Node
-from turnloom.types import NO_IDS, IntArray, Message, Outcome, Reasoning, Request, Text, ToolResult, Turn
+from turnloom.types import NO_IDS, IntArray, Message, Outcome, Request, Text, ToolResult, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,29 +173,32 @@ class Tree:
             found = list(dict.fromkeys((*found, *self._named(index, frontier, message, key))))
         turns = [n for n in found if self.nodes[n].turn is not None]
         if not turns and index.matcher.minted_ids:
-            turns = self._by_minted_ids(frontier, message)
+            turns = self._by_minted_ids(frontier, message) or self._by_reference(frontier, message)
             found = [*found, *turns] or self._by_beginning(frontier, message)
         if len(turns) > 1:
             return [*(n for n in found if self.nodes[n].turn is None), *self._narrowed(message, turns)]
         return list(found)
 
     def _named(self, index: Index, frontier: Sequence[int], message: Message, key: bytes) -> list[int]:
-        """Replies with this key that call ids and signatures name."""
+        """Replies with this key that call ids and references name."""
         named = [n for parent in frontier for c in message.calls for n in self._calls.get((parent, c.id), ())[-NEWEST:]]
-        turns = [self.node_of[p.ref] for p in message.parts if isinstance(p, Reasoning) and p.ref in self.node_of]
-        named += [n for n in turns if self.nodes[n].parent in frontier]
-        return [n for n in named if key in index.keys[n]]
+        return [n for n in (*named, *self._referred(frontier, message)) if key in index.keys[n]]
+
+    def _referred(self, frontier: Sequence[int], message: Message) -> list[int]:
+        """The reply in this place that the message's reference names: at most one. Whose words it has is not looked at."""
+        node = self.node_of.get(message.ref)
+        return [node] if node is not None and self.nodes[node].parent in frontier else []
 
     def _narrowed(self, message: Message, found: list[int]) -> list[int]:
-        """Those that minted call ids name; then signatures, reasoning, the order of calls, the very words."""
-        call_ids, refs = {c.id for c in message.calls}, {p.ref for p in message.parts if isinstance(p, Reasoning)}
+        """Those that minted call ids name; then references, reasoning, the order of calls, the very words."""
+        call_ids = {c.id for c in message.calls}
         thought, said = message.reasoning.strip(), several_calls(message)
 
         def narrowed(nodes: list[int], fits: Callable[[int], bool]) -> list[int]:
             return nodes if len(nodes) == 1 else [n for n in nodes if fits(n)] or nodes
 
         found = narrowed(found, lambda n: any(c.id in call_ids for c in self._message(n).calls))
-        found = narrowed(found, lambda n: self.nodes[n].turn in refs)
+        found = narrowed(found, lambda n: self.nodes[n].turn == message.ref)
         if thought:
             found = narrowed(found, lambda n: self._message(n).reasoning.strip() == thought)
         if said:
@@ -217,6 +221,10 @@ class Tree:
         named = [n for parent in frontier for n in self._calls.get((parent, message.calls[0].id), ())[-2 * NEWEST :]]
         vouched = [n for n in named if _vouch(self._message(n), message)]
         return vouched if len(vouched) == 1 else []
+
+    def _by_reference(self, frontier: Sequence[int], message: Message) -> list[int]:
+        """The reply that an opaque field names, where what came can still be it: ids, arguments and spacing do not count."""
+        return [n for n in self._referred(frontier, message) if resembles(self._message(n), message)]
 
     def _by_beginning(self, frontier: Sequence[int], message: Message) -> list[int]:
         """Replies that no client got whole, and that begin with what came back."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from turnloom.core.align import used
 from turnloom.core.tree import Tree
-from turnloom.types import CallStatus, FinishReason, FloatArray, IntArray, Outcome, Sample, Turn, floats, ids
+from turnloom.types import SIDE, CallStatus, FinishReason, FloatArray, IntArray, Outcome, Sample, Turn, floats, ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,29 @@ Policy = Callable[[Turn], str | None]
 """Why a turn does not train; None where it does."""
 
 
-def delivered_only(turn: Turn) -> str | None:
-    """The default policy: what the client never got does not train."""
-    return None if turn.outcome is Outcome.DELIVERED else f"outcome {turn.outcome}"
+CONSTRAINED = "constrained sampling"
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The usual policy: what the client never got does not train, nor what was sampled for a label of `skip`.
+
+    A reply that the engine held to a schema does not train unless `constrained`:
+    its logprobs are those of the policy and the grammar together.
+    """
+
+    skip: frozenset[str] = frozenset({SIDE})
+    constrained: bool = False
+
+    def __call__(self, turn: Turn) -> str | None:
+        if turn.outcome is not Outcome.DELIVERED:
+            return f"outcome {turn.outcome}"
+        if turn.label in self.skip:
+            return f"label {turn.label}"
+        return CONSTRAINED if turn.sampling.json_schema and not self.constrained else None
+
+
+DEFAULT_TRAINING = Training()
 
 
 def prompt_crc(prompt: IntArray) -> int:
@@ -90,7 +110,7 @@ def prompt_crc(prompt: IntArray) -> int:
     return _crc(prompt, 0)
 
 
-def unroll(tree: Tree, origin: Origin, policy: Policy = delivered_only, longest: Longest = UNLIMITED) -> Unrolled:
+def unroll(tree: Tree, origin: Origin, policy: Policy = DEFAULT_TRAINING, longest: Longest = UNLIMITED) -> Unrolled:
     """Samples in the order of their last turns. Reads only: the same tree gives equal samples every time."""
     plan = _plan(tree, policy, longest)
     free = plan if longest.max_tokens is None else _plan(tree, policy, UNLIMITED)
@@ -98,7 +118,7 @@ def unroll(tree: Tree, origin: Origin, policy: Policy = delivered_only, longest:
     return Unrolled(tuple(_samples(tree, origin, plan)), _untrained(tree, plan, free, lost))
 
 
-def iter_samples(tree: Tree, origin: Origin, policy: Policy = delivered_only, longest: Longest = UNLIMITED) -> Iterator[Sample]:
+def iter_samples(tree: Tree, origin: Origin, policy: Policy = DEFAULT_TRAINING, longest: Longest = UNLIMITED) -> Iterator[Sample]:
     """The same samples one at a time, for a tree whose samples do not fit into memory together."""
     yield from _samples(tree, origin, _plan(tree, policy, longest))
 
@@ -296,7 +316,7 @@ def _sample(tree: Tree, planned: _Planned, max_tokens: int | None, origin: Origi
         rollout_id=origin.rollout_id or origin.session_id,
         group_id=origin.group_id,
         lineage_id=leaf.id,
-        label="",
+        label=next((t.label for t in chain if t.id in planned.spans), ""),
         sample_index=index,
         weight=weight,
         reward=origin.reward,

@@ -30,7 +30,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """`logprob_convention` is "raw" (before temperature) or "temperature" (after it)."""
+    """`logprob_convention` is "raw" (before temperature) or "temperature" (after it).
+
+    `structured`: it can hold a reply to a JSON Schema.
+    """
 
     model: str
     context_length: int
@@ -38,6 +41,7 @@ class Capabilities:
     logprob_convention: str
     weight_version: str | None = None
     tokenizer: str | None = None
+    structured: bool = False
 
 
 class AbortOutcome(StrEnum):

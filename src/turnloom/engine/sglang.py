@@ -209,7 +209,7 @@ class SGLangEngine:
 
     async def _find_capabilities(self) -> Capabilities:
         model = await self._info("/model_info", "/get_model_info")
-        context = self._context_length or await self._find_context()
+        context, structured = await self._find_server()
         vocab = self._vocab_size or model.get("vocab_size")
         version = model.get("weight_version")
         return Capabilities(
@@ -219,17 +219,18 @@ class SGLangEngine:
             logprob_convention=self._convention or str(model.get("logprob_convention") or "temperature"),
             weight_version=None if version is None else str(version),
             tokenizer=model.get("tokenizer_path"),
+            structured=structured,
         )
 
-    async def _find_context(self) -> int:
-        """The least of what the server, or a worker behind it, says of its context and its memory."""
+    async def _find_server(self) -> tuple[int, bool]:
+        """The least that the server, or a worker behind it, says of its context and its memory; whether it has a grammar backend."""
         for base in dict.fromkeys([self.url, *await self._workers()]):
             server = await self._info("/server_info", "/get_server_info", base=base, needed=False)
             said = [server.get("context_length"), server.get("max_total_num_tokens")]
             listed = (await self._info("/v1/models", base=base, needed=False)).get("data")
             said += [entry.get("max_model_len") for entry in listed or () if isinstance(entry, dict)][:1]
-            if lengths := [length for length in said if isinstance(length, int) and length > 0]:
-                return min(lengths)
+            if lengths := [self._context_length] if self._context_length else [n for n in said if isinstance(n, int) and n > 0]:
+                return min(lengths), server.get("grammar_backend") not in (None, "none")
         raise EngineProtocol(f"{self.url} does not say its context length; give it with the engine's URL")
 
     async def _workers(self) -> list[str]:
@@ -275,6 +276,8 @@ def generate_body(prompt: IntArray, sampling: Sampling, able: Capabilities, rid:
     }
     if sampling.stop:
         params["stop"] = list(sampling.stop)
+    if sampling.json_schema:
+        params["json_schema"] = sampling.json_schema
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
     return {

@@ -13,7 +13,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from turnloom.core.dump import summary
-from turnloom.core.unroll import Longest, Overlong
+from turnloom.core.unroll import DEFAULT_TRAINING, Longest, Overlong, Training
 from turnloom.errors import BadRequest, TurnloomError
 from turnloom.export.canonical import to_line
 from turnloom.gateway.body import check_json, read_body
@@ -114,10 +114,17 @@ def _guarded(call: Call, authorize: Callable[[web.Request], None]) -> Call:
 
 def session_urls(origin: str, key: str) -> Mapping[str, Mapping[str, str]]:
     """Where an agent finds its session, and the environment that points it there."""
-    anthropic = f"{origin}/s/{key}"
+    base = f"{origin}/s/{key}"
     return {
-        "urls": {"anthropic": anthropic},
-        "env": {"ANTHROPIC_BASE_URL": anthropic, "ANTHROPIC_API_KEY": key},
+        "urls": {"anthropic": base, "openai": f"{base}/v1", "gemini": base},
+        "env": {
+            "ANTHROPIC_BASE_URL": base,
+            "ANTHROPIC_API_KEY": key,
+            "OPENAI_BASE_URL": f"{base}/v1",
+            "OPENAI_API_KEY": key,
+            "GOOGLE_GEMINI_BASE_URL": base,
+            "GEMINI_API_KEY": key,
+        },
     }
 
 
@@ -164,7 +171,9 @@ class _Admin:
         if chosen != "canonical":
             raise BadRequest(f"format {chosen!r} is not served here; use canonical, and `turnloom export` for other formats")
         longest = _longest(http)
-        lines = map(to_line, (await self._session(http)).unroll(longest).samples)
+        skip = http.query.getall("skip_label", None)
+        policy = DEFAULT_TRAINING if skip is None else Training(frozenset(filter(None, skip)))
+        lines = map(to_line, (await self._session(http)).unroll(longest, policy).samples)
         return web.Response(body=b"".join(line + b"\n" for line in lines), content_type="application/x-ndjson")
 
     async def reward(self, http: web.Request) -> web.Response:
@@ -231,6 +240,7 @@ def tree_json(session: Session) -> dict[str, Any]:
             "logprobs": t.logprobs.tolist(),
             "finish_reason": t.finish.reason,
             "outcome": t.outcome,
+            "label": t.label,
             "calls": [{name: getattr(c, name) for name in ("status", "name", "start", "end", "first_token", "end_token")} for c in t.calls],
             "error": t.error,
         }

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,13 @@ from aiohttp import web
 
 from turnloom.core.dump import summary
 from turnloom.core.match import Matcher
-from turnloom.core.unroll import UNLIMITED, Longest
+from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Training
 from turnloom.engine.contract import Engine
 from turnloom.engine.open import open_engine
 from turnloom.errors import ConfigError
 from turnloom.gateway.admin import session_urls
 from turnloom.gateway.app import GatewayApp
+from turnloom.gateway.labels import Labeler, load_labeler
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.policy import History, load_matcher
 from turnloom.gateway.respond import KEEPALIVE_SECONDS
@@ -39,6 +40,9 @@ from turnloom.store.memory import MemoryStore
 from turnloom.store.sqlite import SQLiteStore
 from turnloom.tokenizer import load_tokenizer
 from turnloom.types import Sample, Sampling
+from turnloom.wire.contract import Reading
+from turnloom.wire.quirks import ALL as ALL_QUIRKS
+from turnloom.wire.quirks import Quirk
 
 T = TypeVar("T")
 
@@ -46,11 +50,13 @@ _NOT_STARTED = "the gateway is not started; use `async with Gateway(...)` or `wi
 
 
 class SessionHandle:
-    """One open session. `base_url` is where an Anthropic client points, `key` its API key."""
+    """One open session. `base_url` is where Anthropic and Gemini clients point, OpenAI ones at `{base_url}/v1`; `key` is its API key."""
 
-    def __init__(self, session: Session, key: str, origin: str, longest: Longest = UNLIMITED) -> None:
+    def __init__(
+        self, session: Session, key: str, origin: str, longest: Longest = UNLIMITED, training: Training = DEFAULT_TRAINING
+    ) -> None:
         self._session = session
-        self._longest = longest
+        self._longest, self._training = longest, training
         self.id = session.row.id
         self.key = key
         spelled = session_urls(origin, key)
@@ -63,7 +69,7 @@ class SessionHandle:
         return await self.samples()
 
     async def samples(self) -> list[Sample]:
-        return list(self._session.unroll(self._longest).samples)
+        return list(self._session.unroll(self._longest, self._training).samples)
 
     async def stats(self) -> dict[str, int]:
         """Counts so far: turns (those in flight too), sampled tokens, lineages, forks."""
@@ -85,7 +91,9 @@ class Gateway:
     memory. `matching` says when an echoed reply is the recorded one (`canonical`,
     `strict`, `package.module:name`, or a Matcher), `history` and `realign` which
     tokens go on from it (`gateway.policy.History`), `longest` how long a handle's
-    samples may be. `renderer` is who writes prompts (`render.choose`), with
+    samples may be, `skip_labels` which turns are left out of them by what they were
+    for; `labeler` says what a request is for (`gateway.labels`), `images` what becomes
+    of one, `quirks` which habits of clients are normalised. `renderer` is who writes prompts (`render.choose`), with
     `chat_template` in the place of the tokenizer's own, `template_kwargs` for every
     rendering, and `special_tokens` for what becomes of a control token's spelling
     in a message. Use as an async context manager, or `Gateway.background(...)`
@@ -105,6 +113,10 @@ class Gateway:
         history: Literal["sampled", "template"] = "sampled",
         realign: int = 0,
         longest: Longest = UNLIMITED,
+        skip_labels: Collection[str] = DEFAULT_TRAINING.skip,
+        labeler: str | Labeler = "auto",
+        images: Literal["refuse", "placeholder"] = "refuse",
+        quirks: frozenset[Quirk] = ALL_QUIRKS,
         renderer: str = "auto",
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -121,6 +133,8 @@ class Gateway:
         self._host, self._port = host, port
         self._tool_format = tool_format
         self._matcher, self._history, self._longest = load_matcher(matching), History(history, realign), longest
+        self._training = Training(frozenset(skip_labels))
+        self._labeler, self._reading = load_labeler(labeler), Reading(quirks, images)
         self._renderer = partial(
             choose_renderer, renderer, template_kwargs=template_kwargs, today=date.today().isoformat(), special_tokens=special_tokens
         )
@@ -165,8 +179,10 @@ class Gateway:
             default_model=capabilities.model,
             history=self._history,
         )
-        app = GatewayApp(parts, self._sessions, admin_key=self._admin_key, keepalive=self._keepalive).app()
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        app = GatewayApp(
+            parts, self._sessions, admin_key=self._admin_key, keepalive=self._keepalive, reading=self._reading, labeler=self._labeler
+        )
+        self._runner = web.AppRunner(app.app(), handler_cancellation=True, access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)
         try:
@@ -220,7 +236,7 @@ class Gateway:
         session, key = await self._running().open(
             session_id=id, sampling=sampling, limits=limits, group=group, rollout=rollout, labels=labels, metadata=metadata
         )
-        return SessionHandle(session, key, self.url, self._longest)
+        return SessionHandle(session, key, self.url, self._longest, self._training)
 
     async def session(self, session_id: str) -> Session:
         """The live session: its tree and its samples. Raises NotFound."""

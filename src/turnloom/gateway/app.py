@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from aiohttp import web
 
 from turnloom.errors import NotFound, TurnloomError
-from turnloom.gateway import admin, auth
+from turnloom.gateway import admin, auth, routes
 from turnloom.gateway.body import MAX_BODY, read_body
+from turnloom.gateway.labels import Labeler, labelled
 from turnloom.gateway.respond import KEEPALIVE_SECONDS, Responder, http_error
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
 from turnloom.gateway.turn import Parts, count_tokens, take_turn
 from turnloom.types import Request
-from turnloom.wire.anthropic import AnthropicDialect
-from turnloom.wire.contract import Dialect
+from turnloom.wire.contract import DEFAULT_READING, Dialect, Reading
+from turnloom.wire.labels import recognise
 
 log = logging.getLogger("turnloom.gateway")
 
 _INLINE_BODY = 256 * 1024
 """A body this large takes about a millisecond to read; larger ones are read in a thread."""
+
+SPOKEN = web.RequestKey("dialect", Dialect)
+"""The dialect of the route that took the request."""
+
+_KEY_IN_PATH = re.compile(r"^/s/[^/]+")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -31,58 +38,116 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class GatewayApp:
     """The handlers and what they share."""
 
-    def __init__(self, parts: Parts, sessions: Sessions, *, admin_key: str = "", keepalive: float = KEEPALIVE_SECONDS) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        sessions: Sessions,
+        *,
+        admin_key: str = "",
+        keepalive: float = KEEPALIVE_SECONDS,
+        reading: Reading = DEFAULT_READING,
+        labeler: Labeler = recognise,
+    ) -> None:
         self.parts = parts
         self.sessions = sessions
         self.admin_key = admin_key
         self._keepalive = keepalive
-        self._anthropic: Dialect = AnthropicDialect()
+        self._labeler = labeler
+        self._dialects = routes.make_dialects(reading)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._errors])
+        router = app.router
         for prefix in ("", "/s/{key}"):
-            app.router.add_post(f"{prefix}/v1/messages", self._messages)
-            app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._count)
-            app.router.add_get(f"{prefix}/v1/models", self._models)
-            app.router.add_get(f"{prefix}/api/hello", self._hello)
-            app.router.add_get(prefix or "/", self._hello)
-        app.router.add_get("/s/{key}/", self._hello)
-        app.router.add_get("/healthz", self._healthz)
-        app.router.add_get("/metrics", self._metrics)
+            for path, name in routes.TURNS.items():
+                router.add_post(prefix + path, partial(self._turn, getattr(self._dialects, name)))
+            for path, name in routes.COUNTS.items():
+                router.add_post(prefix + path, partial(self._count, getattr(self._dialects, name)))
+            router.add_get(f"{prefix}/v1/responses", self._websocket)
+            for version in routes.VERSIONS:
+                router.add_post(f"{prefix}{version}/models/{{model:.+}}:{{verb:[A-Za-z]+}}", self._gemini)
+                router.add_get(f"{prefix}{version}/models", self._models)
+                router.add_get(f"{prefix}{version}/models/{{model:.+}}", self._model)
+            router.add_get(f"{prefix}/api/hello", self._hello)
+            router.add_get(prefix or "/", self._hello)
+        router.add_get("/s/{key}/", self._hello)
+        router.add_get("/healthz", self._healthz)
+        router.add_get("/metrics", self._metrics)
         admin.add_routes(app, self.sessions, self.parts, lambda http: auth.require_admin(http, self.admin_key))
         return app
 
-    async def _messages(self, http: web.Request) -> web.StreamResponse:
+    async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
+        http[SPOKEN] = dialect
         session = await self.sessions.by_key(auth.session_key(http))
-        request = await self._read(http, self._anthropic)
-        out = Responder(http, self._anthropic, stream=request.stream, keepalive=self._keepalive)
-        return await self._answer(session, self._anthropic, request, out)
-
-    async def _answer(self, session: Session, dialect: Dialect, request: Request, out: Responder) -> web.StreamResponse:
+        request = await self._read(http, dialect)
+        self._count_read(request)
+        out = Responder(http, dialect, stream=request.stream, choices=request.choices, keepalive=self._keepalive)
         try:
-            await take_turn(self.parts, session, dialect, request, out)
+            await self._choices(session, dialect, request, out)
         except TurnloomError as error:
             self._count_error(error)
             return await out.error(error)
+        finally:
+            await out.close()
         assert out.response is not None, "a turn that ended well was answered"
         return out.response
 
-    async def _count(self, http: web.Request) -> web.StreamResponse:
+    async def _choices(self, session: Session, dialect: Dialect, request: Request, out: Responder) -> None:
+        """One turn for each choice, at once. Each runs to its own end; the first failure is raised."""
+
+        async def take(number: int) -> None:
+            try:
+                await take_turn(self.parts, session, dialect, request, out.choices[number])
+            finally:
+                out.lose(number)
+
+        if request.choices == 1:
+            return await take(0)
+        ended = await asyncio.gather(*map(take, range(request.choices)), return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _count(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
+        http[SPOKEN] = dialect
         session = await self.sessions.by_key(auth.session_key(http))
-        request = await self._read(http, self._anthropic)
-        tokens = await count_tokens(self.parts, session, request)
-        return web.Response(body=self._anthropic.count(tokens), content_type="application/json")
+        tokens = await count_tokens(self.parts, session, await self._read(http, dialect))
+        return web.Response(body=dialect.count(tokens), content_type="application/json")
+
+    async def _gemini(self, http: web.Request) -> web.StreamResponse:
+        verb = http.match_info["verb"]
+        if verb == routes.COUNT:
+            return await self._count(self._dialects.gemini, http)
+        if verb in routes.GENERATE:
+            return await self._turn(self._dialects.gemini, http)
+        http[SPOKEN] = self._dialects.gemini
+        raise NotFound(f"models have no method {verb!r} here; there are {', '.join((*routes.GENERATE, routes.COUNT))}")
 
     async def _read(self, http: web.Request, dialect: Dialect) -> Request:
-        body = await read_body(http)
-        read = partial(dialect.read, body, stream=_accepts_stream(http))
-        return read() if len(body) <= _INLINE_BODY else await asyncio.to_thread(read)
+        body, envelope = await read_body(http), routes.envelope_of(http)
+        read = partial(dialect.read, body, envelope)
+        request = read() if len(body) <= _INLINE_BODY else await asyncio.to_thread(read)
+        return labelled(self._labeler, dialect.name, envelope, request)
+
+    async def _websocket(self, http: web.Request) -> web.StreamResponse:
+        """Codex first asks for a WebSocket; 426 sends it to POST at once."""
+        http[SPOKEN] = self._dialects.openai_responses
+        if http.headers.get("Upgrade", "").lower() != "websocket":
+            raise NotFound("responses are made with POST; none can be fetched again")
+        response = http_error(self._dialects.openai_responses.error(NotFound("no WebSocket here; POST to /v1/responses")))
+        response.set_status(426)
+        return response
 
     async def _models(self, http: web.Request) -> web.Response:
+        dialect = routes.dialect_of(http, self._dialects)
         await self.sessions.by_key(auth.session_key(http))
-        model = self.parts.default_model
-        entry = {"type": "model", "id": model, "display_name": model, "created_at": "2025-01-01T00:00:00Z"}
-        return web.json_response({"data": [entry], "has_more": False, "first_id": model, "last_id": model})
+        return web.Response(body=dialect.models([self.parts.default_model]), content_type="application/json")
+
+    async def _model(self, http: web.Request) -> web.Response:
+        """Every name is the one model that there is, as in requests."""
+        dialect = routes.dialect_of(http, self._dialects)
+        await self.sessions.by_key(auth.session_key(http))
+        return web.Response(body=dialect.model(http.match_info["model"]), content_type="application/json")
 
     async def _hello(self, http: web.Request) -> web.Response:
         """Agents probe the root before they start; there is nothing to tell them."""
@@ -104,28 +169,37 @@ class GatewayApp:
         except TurnloomError as error:
             failure: TurnloomError = error
         except web.HTTPNotFound:
-            failure = NotFound(f"no route {request.method} {request.path}")
+            failure = NotFound(f"no route {request.method} {_shown(request)}")
         except web.HTTPMethodNotAllowed as error:
-            failure = NotFound(f"{request.path} answers {', '.join(sorted(error.allowed_methods))}, not {request.method}")
+            failure = NotFound(f"{_shown(request)} answers {', '.join(sorted(error.allowed_methods))}, not {request.method}")
         except web.HTTPException:
             raise
         except ConnectionError:
-            log.info("client left: %s %s", request.method, request.path)
+            log.info("client left: %s %s", request.method, _shown(request))
             raise
         except Exception as error:
-            log.exception("unexpected error on %s %s", request.method, request.path)
+            log.exception("unexpected error on %s %s", request.method, _shown(request))
             failure = TurnloomError(f"internal error ({type(error).__name__}); the gateway's log has the details")
         self._count_error(failure)
-        of_admin = request.path.startswith("/api/v1/")
-        response = admin.error_response(failure) if of_admin else http_error(self._anthropic.error(failure))
+        if request.path.startswith("/api/v1/"):
+            response = admin.error_response(failure)
+        else:
+            dialect = request.get(SPOKEN) or routes.dialect_of(request, self._dialects)
+            response = http_error(dialect.error(failure))
         if request.content.exception() is not None:
             response.force_close()  # where a broken body ends, and the next request begins, is not known
         return response
+
+    def _count_read(self, request: Request) -> None:
+        self.parts.metrics.declined.inc(len(request.declined))
+        self.parts.metrics.images.inc(request.images)
+        if request.declined:
+            log.info("not offered to the model, since they run on a provider's servers: %s", ", ".join(map(repr, request.declined)))
 
     def _count_error(self, error: TurnloomError) -> None:
         self.parts.metrics.errors.labels(type(error).__name__).inc()
 
 
-def _accepts_stream(http: web.Request) -> bool:
-    """What a request whose body does not say wants."""
-    return "text/event-stream" in http.headers.get("Accept", "")
+def _shown(http: web.Request) -> str:
+    """The path without a session's key."""
+    return _KEY_IN_PATH.sub("/s/…", http.path)

@@ -10,8 +10,15 @@ from turnloom.errors import Unauthorized
 
 
 def session_key(http: web.Request) -> str:
-    """The path's key before the bearer token before x-api-key; "" where there is none."""
-    return http.match_info.get("key", "") or bearer(http) or http.headers.get("x-api-key", "")
+    """The path's key before the bearer token before those of x-api-key, x-goog-api-key and the query; "" where there is none."""
+    headers = http.headers
+    return (
+        http.match_info.get("key", "")
+        or bearer(http)
+        or headers.get("x-api-key", "")
+        or headers.get("x-goog-api-key", "")
+        or http.query.get("key", "")
+    )
 
 
 def bearer(http: web.Request) -> str:

@@ -16,6 +16,8 @@ class Metrics:
         self.calls = Counter("turnloom_tool_calls", "Tool calls that the model wrote, by parse status.", ["status"], registry=self.registry)
         self.tokens = Counter("turnloom_tokens", "Tokens: held ones bridged, new ones encoded, sampled.", ["kind"], registry=self.registry)
         self.escaped = Counter("turnloom_escaped_control_tokens", "Control-token spellings encoded as text.", registry=self.registry)
+        self.declined = Counter("turnloom_declined_tools", "Server-side tools of requests, shown to no model.", registry=self.registry)
+        self.images = Counter("turnloom_image_placeholders", "Images that a placeholder stood for.", registry=self.registry)
         self.errors = Counter("turnloom_errors", "Errors answered to clients, by class.", ["error"], registry=self.registry)
         self.seconds = Histogram("turnloom_turn_seconds", "Duration of a turn.", registry=self.registry)
         self.sessions = Gauge("turnloom_sessions_loaded", "Sessions in memory.", registry=self.registry)

@@ -15,7 +15,7 @@ from turnloom.render.contract import Tokenizer
 from turnloom.render.detokenize import IncrementalDecoder
 from turnloom.render.spans import TokenSpans
 from turnloom.types import CallRecord, Finish, FinishReason, FloatArray, IntArray, Message, VersionSpan, floats, ids
-from turnloom.wire.contract import ReplyEvent
+from turnloom.wire.contract import ReplyEvent, SampledToken, SampledTokens
 from turnloom.wire.reply import ReplyBuilder
 
 
@@ -23,8 +23,18 @@ class Output:
     """Ids and logprobs are kept exactly as the engine gave them; only the text knows about end tokens and stop strings."""
 
     def __init__(
-        self, tokenizer: Tokenizer, parser: Parser, builder: ReplyBuilder, *, end_ids: frozenset[int], stop: Sequence[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        parser: Parser,
+        builder: ReplyBuilder,
+        *,
+        end_ids: frozenset[int],
+        stop: Sequence[str] = (),
+        show_tokens: bool = False,
     ) -> None:
+        """`show_tokens`: every chunk gives its tokens too, as an event of their own."""
+        self._decode = tokenizer.decode
+        self._show_tokens = show_tokens
         self._decoder = IncrementalDecoder(tokenizer)
         self._spans = TokenSpans(tokenizer)
         self._parser = parser
@@ -38,6 +48,7 @@ class Output:
         self._finish: Finish | None = None
         self._parsed = False
         self.versions: tuple[VersionSpan, ...] = ()
+        self.tokens: list[SampledToken] = []
 
     def feed(self, chunk: Chunk) -> list[ReplyEvent]:
         """Keep the chunk's tokens; what of their text can go out now. Special tokens are held: one that ends the turn is not text."""
@@ -52,7 +63,14 @@ class Output:
             else:
                 text_ids += [*self._held, token]
                 self._held.clear()
-        return self._parse(self._decoded(text_ids)) if text_ids else []
+        events = self._parse(self._decoded(text_ids)) if text_ids else []
+        return [*events, *self._tokens(chunk)] if self._show_tokens else events
+
+    def _tokens(self, chunk: Chunk) -> list[ReplyEvent]:
+        pairs = zip(chunk.ids.tolist(), chunk.logprobs.tolist(), strict=True)
+        new = [SampledToken(self._decode([token]), logprob) for token, logprob in pairs]
+        self.tokens += new
+        return [SampledTokens(tuple(new))] if new else []
 
     def close(self) -> list[ReplyEvent]:
         """The end of the output, whole or not: everything held back comes out. Closing twice gives nothing more."""

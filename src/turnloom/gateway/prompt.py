@@ -12,7 +12,7 @@ from turnloom.core.align import agreement, sequence, shared_turns
 from turnloom.core.match import request_keys
 from turnloom.core.restore import calls_before, restored, restored_tail
 from turnloom.core.tree import Pending, Tree
-from turnloom.errors import RenderError
+from turnloom.errors import RenderError, UnknownResponse
 from turnloom.gateway.policy import SAMPLED, History
 from turnloom.render.contract import Rendered, Renderer, Unbridgeable
 from turnloom.types import Fork, ForkKind, IntArray, Message, Request, Turn, ids
@@ -53,6 +53,21 @@ class _Held:
     places: Sequence[int]
     tail: Sequence[Message]
     calls_before: int
+
+
+def continued(tree: Tree, request: Request) -> Request:
+    """The request with the history that it names by its last reply standing before its messages. Raises UnknownResponse.
+
+    Instructions are not inherited (OpenAI's rule for `previous_response_id`).
+    """
+    if not request.previous:
+        return request
+    node = tree.node_of.get(request.previous)
+    if node is None:
+        raise UnknownResponse(str(request.wire.get("previous_response_id", request.previous)))
+    history = tree.messages(node)[1 if request.wire.get("previous_instructed") else 0 :]
+    own = 1 if request.instructed else 0
+    return replace(request, messages=(*request.messages[:own], *history, *request.messages[own:]))
 
 
 async def prepare(tree: Tree, request: Request) -> Pending:

@@ -1,14 +1,15 @@
-"""The socket side of one turn: a JSON reply, or a stream kept alive while nothing can be sent."""
+"""The socket side of one request: a JSON reply, or a stream kept alive while nothing can be sent."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 
 from aiohttp import web
 
-from turnloom.errors import TurnloomError
-from turnloom.wire.contract import Dialect, Reply, ReplyEvent, StreamWriter, WireError
+from turnloom.errors import EngineAborted, TurnloomError
+from turnloom.wire.contract import Dialect, Head, Reply, ReplyEvent, StreamWriter, WireError
 
 log = logging.getLogger("turnloom.gateway")
 
@@ -19,14 +20,15 @@ READ_SECONDS = 60.0
 
 
 class Responder:
-    """Writes one reply. The status line goes out with the first event, or with the first keepalive where the engine is slow.
+    """Writes one response. The status line goes out with the first event, or with the first keepalive where the engine is slow.
 
     Until then an error is an HTTP status; after it, the dialect's own way to end a
-    stream. `finish` returns when the last byte is with the operating system, and
-    raises ConnectionError when the client is gone.
+    stream. A request for several choices has one Responder and a `Choice` each.
     """
 
-    def __init__(self, http: web.Request, dialect: Dialect, *, stream: bool, keepalive: float = KEEPALIVE_SECONDS) -> None:
+    def __init__(
+        self, http: web.Request, dialect: Dialect, *, stream: bool, choices: int = 1, keepalive: float = KEEPALIVE_SECONDS
+    ) -> None:
         self._http = http
         self._dialect = dialect
         self._stream = stream
@@ -35,39 +37,83 @@ class Responder:
         self._response: web.StreamResponse | None = None
         self._pinger: asyncio.Task[None] | None = None
         self._last_write = 0.0
+        self.choices = [Choice(self, number) for number in range(choices)]
+        self._replies: dict[int, Reply] = {}
+        self._lost = 0
+        self._settled = asyncio.Event()
+        """Every choice has its reply or will never have one."""
+        self._whole: asyncio.Task[None] | None = None
+        self._sending = asyncio.Lock()
 
     @property
     def response(self) -> web.StreamResponse | None:
         """What was sent, None while nothing was."""
         return self._response
 
-    def open(self, turn_id: str, model: str, prompt_tokens: int) -> None:
-        """The prompt is built and the engine is asked: from here on the client is kept alive."""
-        if self._stream:
-            self._writer = self._dialect.stream(turn_id, model, prompt_tokens)
+    def open(self, head: Head) -> None:
+        if self._stream and self._writer is None:
+            self._writer = self._dialect.stream(head)
             self._last_write = asyncio.get_running_loop().time()
             self._pinger = asyncio.create_task(self._ping())
 
-    async def event(self, event: ReplyEvent) -> None:
-        if self._writer is not None and (data := self._writer.event(event)):
+    async def event(self, event: ReplyEvent, choice: int) -> None:
+        if self._writer is not None and (data := self._writer.event(event, choice)):
             await self._send(data)
 
-    async def finish(self, reply: Reply) -> None:
-        await self._stop_pinging()
-        data = self._writer.finish(reply) if self._writer is not None else self._dialect.write(reply)
+    async def finish(self, reply: Reply, choice: int) -> None:
+        self._replies[choice] = reply
+        last = self._settle()
+        if last:
+            await self._stop_pinging()
+        if self._writer is not None:
+            await self._read_in_time(self._finish_stream(self._writer, reply, choice, last))
+        elif len(self.choices) == 1:
+            await self._read_in_time(self._write_whole())
+        else:
+            await self._finish_together()
+
+    async def _finish_stream(self, writer: StreamWriter, reply: Reply, choice: int, last: bool) -> None:
+        await self._send(writer.finish(reply, choice))
+        if last:
+            assert self._response is not None
+            await self._response.write_eof()
+
+    async def _finish_together(self) -> None:
+        """One body for all choices: each returns when it is written, or raises when it never will be."""
+        await self._settled.wait()
+        if self._lost:
+            raise EngineAborted("another choice of this request failed")
+        if self._whole is None:
+            self._whole = asyncio.create_task(self._read_in_time(self._write_whole()))
+            self._whole.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._whole)
+
+    async def _write_whole(self) -> None:
+        replies = [self._replies[number] for number in sorted(self._replies)]
+        self._response = web.Response(body=self._dialect.write(replies), content_type="application/json")
+        await self._response.prepare(self._http)
+        await self._response.write_eof()
+
+    async def _read_in_time(self, writing: Coroutine[None, None, None]) -> None:
+        """Raises ConnectionError when the client does not read what is written."""
         try:
             async with asyncio.timeout(READ_SECONDS):
-                if self._writer is not None:
-                    await self._send(data)
-                else:
-                    self._response = web.Response(body=data, content_type="application/json")
-                    await self._response.prepare(self._http)
-                assert self._response is not None
-                await self._response.write_eof()
+                await writing
         except TimeoutError as error:
             if self._http.transport is not None:
                 self._http.transport.abort()
             raise ConnectionResetError(f"it did not read the reply within {READ_SECONDS:g} s") from error
+
+    def lose(self, choice: int) -> None:
+        """This choice is over. Where it has no reply, no whole response can be written."""
+        if choice not in self._replies:
+            self._lost += 1
+            self._settle()
+
+    def _settle(self) -> bool:
+        if len(self._replies) + self._lost == len(self.choices):
+            self._settled.set()
+        return self._settled.is_set()
 
     async def error(self, error: TurnloomError) -> web.StreamResponse:
         """The error in the dialect's words, as a status where none was sent yet."""
@@ -85,16 +131,17 @@ class Responder:
         await self._stop_pinging()
 
     async def _send(self, data: bytes) -> None:
-        if self._response is None:
-            assert self._writer is not None
-            self._response = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-            self._response.content_type = "text/event-stream"
-            self._response.charset = "utf-8"
-            begin = self._writer.begin()
-            await self._response.prepare(self._http)
-            data = begin + data
-        self._last_write = asyncio.get_running_loop().time()
-        await self._response.write(data)
+        """Write `data`, and before the first of it the status line and what opens the stream."""
+        async with self._sending:
+            if self._response is None:
+                assert self._writer is not None
+                self._response = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+                self._response.content_type = self._writer.content_type
+                self._response.charset = "utf-8"
+                data = self._writer.begin() + data
+                await self._response.prepare(self._http)
+            self._last_write = asyncio.get_running_loop().time()
+            await self._response.write(data)
 
     async def _ping(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -113,6 +160,26 @@ class Responder:
         if pinger is not None:
             pinger.cancel()
             await asyncio.wait({pinger})
+
+
+class Choice:
+    """One reply of a response, as the main path writes it."""
+
+    def __init__(self, out: Responder, number: int) -> None:
+        self._out = out
+        self._number = number
+
+    def open(self, head: Head) -> None:
+        """The prompt is built and the engine is asked: from here on the client is kept alive."""
+        self._out.open(head)
+
+    async def event(self, event: ReplyEvent) -> None:
+        await self._out.event(event, self._number)
+
+    async def finish(self, reply: Reply) -> None:
+        """Returns when the last byte is with the operating system. Raises ConnectionError when the client is gone,
+        EngineAborted when another choice failed and the response is whole or not at all."""
+        await self._out.finish(reply, self._number)
 
 
 def http_error(error: WireError) -> web.Response:

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from turnloom.core.forks import Decode, compare, explain
 from turnloom.core.tree import Pending, Tree
-from turnloom.core.unroll import UNLIMITED, Longest, Origin, Unrolled, prompt_crc, unroll
+from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Origin, Policy, Unrolled, prompt_crc, unroll
 from turnloom.engine.contract import Capabilities
-from turnloom.errors import LimitReached, PromptTooLong, SessionClosed
+from turnloom.errors import BadRequest, LimitReached, PromptTooLong, SessionClosed
 from turnloom.gateway.output import Output
 from turnloom.gateway.prompt import Prompt
 from turnloom.store.contract import SessionRow, Store
-from turnloom.types import Fork, Outcome, Request, Sampling, Turn
+from turnloom.types import MAIN, Fork, Outcome, Request, Sampling, Turn
 
 T = TypeVar("T")
 
@@ -58,8 +58,16 @@ class Session:
         finally:
             self._in_flight.discard(task)
 
-    def sampling_for(self, request: Request, prompt_tokens: int, engine: Capabilities) -> Sampling:
-        """The pinned policy with the client's own stop strings and the tokens that are left. Raises PromptTooLong."""
+    def sampling_for(self, request: Request, prompt: Prompt, engine: Capabilities) -> Sampling:
+        """The pinned policy with the client's own stop strings, its schema, and the tokens that are left.
+
+        Raises PromptTooLong, and BadRequest where the engine cannot hold a reply to a schema.
+        """
+        if request.json_schema and not engine.structured:
+            raise BadRequest("structured output: this engine has no grammar backend; ask for JSON in the prompt instead")
+        if request.json_schema and prompt.reasoning_open:
+            raise BadRequest("structured output: this model begins every reply with its reasoning; ask for JSON in the prompt instead")
+        prompt_tokens = len(prompt.ids)
         context = min(engine.context_length, self.row.limits.max_context or engine.context_length)
         # One token of the context stays unused: some engines refuse prompt and reply together equal to it.
         room = context - prompt_tokens - 1
@@ -67,7 +75,7 @@ class Session:
             raise PromptTooLong(prompt_tokens, context - 2)
         pinned = self.row.sampling
         wishes = [n for n in (request.max_tokens, pinned.max_tokens, room) if n is not None]
-        return replace(pinned, max_tokens=min(wishes), stop=(*pinned.stop, *request.stop))
+        return replace(pinned, max_tokens=min(wishes), stop=(*pinned.stop, *request.stop), json_schema=request.json_schema)
 
     async def commit(self, pending: Pending, output: Output, make: Callable[[int], Turn]) -> Turn:
         """Store the turn, then show it. Raises StoreError, and then nothing has changed."""
@@ -111,9 +119,9 @@ class Session:
             await asyncio.wait(late)
         self.closing = False
 
-    def unroll(self, longest: Longest = UNLIMITED) -> Unrolled:
+    def unroll(self, longest: Longest = UNLIMITED, policy: Policy = DEFAULT_TRAINING) -> Unrolled:
         row = self.row
-        return unroll(self.tree, Origin(row.id, row.rollout, row.group, row.reward, row.metadata), longest=longest)
+        return unroll(self.tree, Origin(row.id, row.rollout, row.group, row.reward, row.metadata), policy, longest)
 
 
 @dataclass(slots=True)
@@ -172,6 +180,7 @@ class TurnRecorder:
             calls=output.calls,
             logprob_convention=self.capabilities.logprob_convention,
             model=self.capabilities.model,
+            label=self.pending.request.label or MAIN,
             escaped=self.prompt.escaped,
             respelled=self.pending.respelled,
             started=self.started,

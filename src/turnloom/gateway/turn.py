@@ -12,13 +12,13 @@ from turnloom.errors import EngineAborted, SessionClosed
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.output import Output
 from turnloom.gateway.policy import SAMPLED, History
-from turnloom.gateway.prompt import build_prompt, prepare
-from turnloom.gateway.respond import Responder
+from turnloom.gateway.prompt import build_prompt, continued, prepare
+from turnloom.gateway.respond import Choice
 from turnloom.gateway.session import Session, TurnRecorder
 from turnloom.parse.contract import ParserFactory
 from turnloom.render.contract import Renderer, Tokenizer
 from turnloom.types import FinishReason, Outcome, Request, Turn
-from turnloom.wire.contract import Dialect, Reply
+from turnloom.wire.contract import Dialect, Head, Reply
 from turnloom.wire.reply import ReplyBuilder
 
 
@@ -37,7 +37,7 @@ class Parts:
     history: History = SAMPLED
 
 
-async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: Request, out: Responder) -> Turn:
+async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: Request, out: Choice) -> Turn:
     """Resolve, build the prompt, sample and stream, commit, finish.
 
     Raises a TurnloomError that the client should see; whatever was sampled until
@@ -45,16 +45,18 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
     """
     with session.turn_slot():
         engine = await parts.engine.capabilities()
-        pending = await prepare(session.tree, request)
+        pending = await prepare(session.tree, continued(session.tree, request))
         prompt = await build_prompt(parts.renderer, session.tree, pending, parts.history)
-        sampling = session.sampling_for(request, len(prompt.ids), engine)
-        turn_id, model = parts.new_id(), request.model or parts.default_model
+        sampling = session.sampling_for(request, prompt, engine)
+        turn_id, started = parts.new_id(), parts.clock()
+        head = Head(turn_id, request.model or parts.default_model, int(started), len(prompt.ids), request)
         parser = parts.parser(request.tools if request.call_tools else (), prompt.reasoning_open)
         builder = ReplyBuilder(turn_id, dialect.call_prefix)
-        output = Output(parts.tokenizer, parser, builder, end_ids=parts.renderer.end_ids, stop=sampling.stop)
-        decode, clock = parts.tokenizer.decode, parts.clock
-        record = TurnRecorder(session, turn_id, pending, prompt, output, sampling, engine, decode, clock(), clock)
-        out.open(turn_id, model, len(prompt.ids))
+        ends, stop = parts.renderer.end_ids, sampling.stop
+        output = Output(parts.tokenizer, parser, builder, end_ids=ends, stop=stop, show_tokens=request.logprobs)
+        decode = parts.tokenizer.decode
+        record = TurnRecorder(session, turn_id, pending, prompt, output, sampling, engine, decode, started, parts.clock)
+        out.open(head)
         try:
             async with asyncio.timeout(session.row.limits.turn_timeout):
                 stream = parts.engine.sample(prompt.ids, sampling, rid=turn_id, routing_key=session.row.id)
@@ -67,7 +69,7 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
             if output.finish.reason is FinishReason.ABORT:
                 raise EngineAborted(f"the engine ended this reply early: {output.finish.message or 'aborted'}")
             turn = await record(Outcome.DELIVERED)
-            await out.finish(Reply(turn_id, model, output.message(), output.finish, len(prompt.ids), len(output.ids)))
+            await out.finish(Reply(head, output.message(), output.finish, len(output.ids), tuple(output.tokens)))
         except asyncio.CancelledError:
             if not session.closing:
                 await record(Outcome.ORPHANED, "the client left")
@@ -85,11 +87,11 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
             raise
         finally:
             parts.metrics.turn(record.turn)
-            await out.close()
         return turn
 
 
 async def count_tokens(parts: Parts, session: Session, request: Request) -> int:
     """The tokens that this request's prompt would have. Records nothing."""
-    prompt = await build_prompt(parts.renderer, session.tree, await prepare(session.tree, request), parts.history)
+    pending = await prepare(session.tree, continued(session.tree, request))
+    prompt = await build_prompt(parts.renderer, session.tree, pending, parts.history)
     return len(prompt.ids)

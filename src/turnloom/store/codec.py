@@ -118,19 +118,19 @@ def _unpack_column(data: bytes, native: np.dtype[Any], stored: str) -> npt.NDArr
 
 
 def encode_message(message: Message) -> Json:
-    return {"role": message.role, "parts": [encode_part(part) for part in message.parts]}
+    return {"role": message.role, "parts": [encode_part(part) for part in message.parts], "ref": message.ref}
 
 
 def decode_message(data: Json) -> Message:
-    return Message(data["role"], tuple(decode_part(part) for part in data["parts"]))
+    return Message(data["role"], tuple(decode_part(part) for part in data["parts"]), data.get("ref", ""))
 
 
 def encode_part(part: Part) -> Json:
     match part:
         case Text(text):
             return {"type": "text", "text": text}
-        case Reasoning(text, ref):
-            return {"type": "reasoning", "text": text, "ref": ref}
+        case Reasoning(text):
+            return {"type": "reasoning", "text": text}
         case ToolCall(id, name, arguments, written):
             return {"type": "call", "id": id, "name": name, "arguments": arguments, "written": written}
         case ToolResult(call_id, text, is_error):
@@ -142,7 +142,7 @@ def decode_part(data: Json) -> Part:
         case "text":
             return Text(data["text"])
         case "reasoning":
-            return Reasoning(data["text"], data["ref"])
+            return Reasoning(data["text"])
         case "call":
             return ToolCall(data["id"], data["name"], data["arguments"], data.get("written", ""))
         case "result":
@@ -152,12 +152,12 @@ def decode_part(data: Json) -> Part:
 
 
 def encode_tool(tool: Tool) -> Json:
-    return [tool.name, tool.description, tool.parameters]
+    return [tool.name, tool.description, tool.parameters, tool.freeform, tool.namespace]
 
 
 def decode_tool(data: Json) -> Tool:
-    name, description, parameters = data
-    return Tool(name, description, parameters)
+    """Stores written earlier hold the first three fields only."""
+    return Tool(*data)
 
 
 # Nodes
@@ -214,6 +214,7 @@ def encode_sampling(sampling: Sampling) -> Json:
         "max_tokens": sampling.max_tokens,
         "stop": list(sampling.stop),
         "seed": sampling.seed,
+        "json_schema": sampling.json_schema,
     }
 
 
@@ -225,6 +226,7 @@ def decode_sampling(data: Json) -> Sampling:
         max_tokens=data["max_tokens"],
         stop=tuple(data["stop"]),
         seed=data["seed"],
+        json_schema=data.get("json_schema", ""),
     )
 
 
@@ -263,6 +265,7 @@ def encode_turn(turn: Turn) -> Json:
         "calls": encode_calls(turn.calls),
         "logprob_convention": turn.logprob_convention,
         "model": turn.model,
+        "label": turn.label,
         "escaped": turn.escaped,
         "respelled": turn.respelled,
         "started": turn.started,
@@ -289,6 +292,7 @@ def decode_turn(data: Json, outcome: Outcome, appended: IntArray, output: IntArr
         calls=decode_calls(data["calls"]),
         logprob_convention=data["logprob_convention"],
         model=data["model"],
+        label=data.get("label", ""),
         escaped=data["escaped"],
         respelled=data["respelled"],
         started=data["started"],

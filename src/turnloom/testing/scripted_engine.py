@@ -57,6 +57,7 @@ class ScriptedEngine:
         weight_version: str = "default",
         workers: Any = None,
         loads: bool = True,
+        grammar_backend: str | None = None,
         obey_aborts: bool = True,
     ) -> None:
         self.script = script
@@ -69,6 +70,7 @@ class ScriptedEngine:
         self.weight_version = weight_version
         self.workers = workers
         self.loads = loads
+        self.grammar_backend = grammar_backend
         self.obey_aborts = obey_aborts
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -140,7 +142,7 @@ class ScriptedEngine:
         return web.json_response(info)
 
     async def _server_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"context_length": self.context_length, "version": "scripted"})
+        return web.json_response({"context_length": self.context_length, "grammar_backend": self.grammar_backend, "version": "scripted"})
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self.model, "max_model_len": self.context_length}]})

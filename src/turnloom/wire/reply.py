@@ -43,5 +43,5 @@ class ReplyBuilder:
 
     def _close(self) -> None:
         if self._open_kind is not None and (text := "".join(self._open)):
-            self._parts.append(Text(text) if self._open_kind is Text else Reasoning(text, ref=self._turn_id))
+            self._parts.append(Text(text) if self._open_kind is Text else Reasoning(text))
         self._open, self._open_kind = [], None

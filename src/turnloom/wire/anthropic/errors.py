@@ -1,0 +1,30 @@
+"""Errors in Anthropic's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turnloom.errors import LimitReached, SessionClosed, TurnloomError
+from turnloom.wire.contract import WireError
+from turnloom.wire.json import write
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+
+
+def error_object(error: TurnloomError) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": str(error)}}
+
+
+def wire_error(error: TurnloomError) -> WireError:
+    """`x-should-retry: false` tells the official SDKs that asking again cannot help."""
+    final = isinstance(error, LimitReached | SessionClosed)
+    headers = {"x-should-retry": "false"} if final else {}
+    return WireError(error.status, write(error_object(error)), headers)

@@ -77,12 +77,13 @@ def _attached(value: Any, kind: str) -> tuple[str, str]:
     held = value if isinstance(value, dict) else {"url": value}
     if kind == "input_audio":
         return f"audio/{held.get('format')}", _string(held.get("data"))
-    url = _string(held.get("url" if kind == "image_url" else "file_data"))
-    head, comma, data = url.partition(",")
-    if comma and head.startswith("data:"):
-        media_type, _, encoding = head.removeprefix("data:").partition(";")
-        return media_type or kind, data if encoding.endswith("base64") else ""
-    return ("file", url) if kind == "file" else ("image", "")
+    plain, key = ("image", "url") if kind == "image_url" else ("file", "file_data")
+    url = _string(held.get(key))
+    if not url.startswith("data:"):
+        return plain, url if plain == "file" else ""
+    head, _, data = url.removeprefix("data:").partition(",")
+    media_type, _, encoding = head.partition(";")
+    return media_type or plain, data if encoding.endswith("base64") else ""
 
 
 def _string(value: Any) -> str:
@@ -149,4 +150,5 @@ def _arguments(function: Mapping[str, Any], where: str) -> str:
         return "{}"
     if isinstance(value, dict):
         return text_of(value)
-    return string(function, "arguments", where) if value != "" else "{}"
+    text = string(function, "arguments", where)
+    return text if text.strip() else "{}"

@@ -15,8 +15,14 @@ from turnloom.wire.gemini.read import SSE, THOUGHTS
 from turnloom.wire.json import spliced, whole_text, write
 from turnloom.wire.refs import as_base64
 
-_ONE_LINE = ((b"\n", b" "), (b"\r", b" "), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
-"""What some client takes for the end of a line. In JSON the first two stand between tokens only, the last two inside strings only."""
+_ONE_LINE = (
+    (b"\n", b" "),
+    (b"\r", b" "),
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
+"""What some client takes for the end of a line. In JSON the first two stand between tokens only, the rest inside strings only."""
 
 _UNLIKELY = -9999.0
 """Stands for a log-probability that is no finite number, which JSON has not."""
@@ -25,7 +31,9 @@ _UNLIKELY = -9999.0
 def whole(reply: Reply) -> bytes:
     parts = _Parts(reply.head)
     content = [p for part in reply.message.parts if (p := parts.of(part)) is not None]
-    return _bytes(reply.head, _candidate(content or [parts.last()], reply, reply.tokens), reply)
+    if not parts.signed:
+        content.append(parts.last())
+    return _bytes(reply.head, _candidate(content, reply, reply.tokens), reply)
 
 
 class GeminiStream:
@@ -97,7 +105,8 @@ class _Parts:
     def __init__(self, head: Head) -> None:
         self._thoughts = head.request.wire.get(THOUGHTS) is True
         self._signature = as_base64(head.turn_id)
-        self._signed: set[str] = set()
+        self.signed: set[str] = set()
+        """The kinds of parts that name the turn so far."""
 
     def of(self, said: object) -> dict[str, Any] | None:
         """None for what is not shown: reasoning that was not asked for, and text of no length."""
@@ -112,12 +121,12 @@ class _Parts:
 
     def last(self) -> dict[str, Any]:
         """An empty text, since clients want a part in every content; signed where nothing else was."""
-        return {"text": "", **({} if self._signed else self._sign("text"))}
+        return {"text": "", **({} if self.signed else self._sign("text"))}
 
     def _sign(self, kind: str) -> dict[str, str]:
-        if kind in self._signed:
+        if kind in self.signed:
             return {}
-        self._signed.add(kind)
+        self.signed.add(kind)
         return {"thoughtSignature": self._signature}
 
 

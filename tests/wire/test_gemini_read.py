@@ -1,0 +1,462 @@
+"""Requests in Gemini's dialect: bytes in, a neutral request out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turnloom.errors import BadRequest
+from turnloom.types import Message, Reasoning, Request, Text, Tool, ToolCall, ToolResult
+from turnloom.wire.contract import Envelope, Reading
+from turnloom.wire.gemini import GeminiDialect
+from turnloom.wire.refs import as_base64
+
+DIALECT = GeminiDialect()
+HI: dict[str, Any] = {"role": "user", "parts": [{"text": "hi"}]}
+TURN, OTHER = "0" * 31 + "1", "0" * 31 + "2"
+GENERATE = Envelope(model="m", verb="generateContent")
+STREAM = Envelope(model="m", verb="streamGenerateContent", query={"alt": "sse"})
+COUNT = Envelope(model="m", verb="countTokens")
+
+
+def read(envelope: Envelope = GENERATE, dialect: GeminiDialect = DIALECT, **fields: Any) -> Request:
+    return dialect.read(json.dumps({"contents": [HI], **fields}).encode(), envelope)
+
+
+def messages(*contents: Any) -> tuple[Message, ...]:
+    return read(contents=list(contents)).messages
+
+
+def model(*parts: Any) -> dict[str, Any]:
+    return {"role": "model", "parts": list(parts)}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "parts": list(parts)}
+
+
+def call(name: str, call_id: str = "", **args: Any) -> dict[str, Any]:
+    return {"functionCall": {"name": name, "args": args, **({"id": call_id} if call_id else {})}}
+
+
+def answer(name: str, output: str, call_id: str = "") -> dict[str, Any]:
+    return {"functionResponse": {"name": name, "response": {"output": output}, **({"id": call_id} if call_id else {})}}
+
+
+def test_read_a_whole_request() -> None:
+    request = read(
+        STREAM,
+        systemInstruction={"role": "user", "parts": [{"text": "Be brief."}, {"text": "Be kind."}]},
+        tools=[
+            {
+                "functionDeclarations": [
+                    {"name": "ls", "description": "List", "parametersJsonSchema": {"type": "object", "$comment": "kept"}},
+                    {"name": "stop"},
+                ]
+            },
+            {"googleSearch": {}},
+            {"urlContext": {}, "codeExecution": {}},
+        ],
+        toolConfig={"functionCallingConfig": {"mode": "AUTO"}},
+        contents=[
+            user({"text": "list"}),
+            model(
+                {"text": "hmm", "thought": True},
+                {"text": "I will", "thoughtSignature": as_base64(TURN)},
+                {**call("ls", "call_1", path="."), "thoughtSignature": as_base64(TURN)},
+                call("ls", "call_2"),
+            ),
+            user(
+                answer("ls", "a", "call_1"),
+                {"functionResponse": {"name": "ls", "id": "call_2", "response": {"error": "no such folder"}}},
+                {"text": "go on"},
+            ),
+        ],
+        generationConfig={
+            "temperature": 0.1,
+            "topK": 64,
+            "stopSequences": ["END"],
+            "maxOutputTokens": 10,
+            "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 5},
+        },
+        safetySettings=[{"category": "HARM_CATEGORY_HATE_SPEECH", "threshold": "OFF"}],
+        labels={"a": "b"},
+    )
+    assert request == Request(
+        messages=(
+            Message("system", (Text("Be brief."), Text("Be kind."))),
+            Message("user", (Text("list"),)),
+            Message(
+                "assistant",
+                (Reasoning("hmm"), Text("I will"), ToolCall("call_1", "ls", '{"path":"."}'), ToolCall("call_2", "ls", "{}")),
+                ref=TURN,
+            ),
+            Message("tool", (ToolResult("call_1", "a"),)),
+            Message("tool", (ToolResult("call_2", "no such folder", True),)),
+            Message("user", (Text("go on"),)),
+        ),
+        tools=(Tool("ls", "List", '{"type":"object","$comment":"kept"}'), Tool("stop", "", '{"type":"object","properties":{}}')),
+        max_tokens=10,
+        stop=("END",),
+        stream=True,
+        model="m",
+        declined=("googleSearch", "urlContext", "codeExecution"),
+        wire={"sse": True, "thoughts": True},
+    )
+
+
+def test_snake_case_says_the_same() -> None:
+    camel = {
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+        "tools": [{"functionDeclarations": [{"name": "ls", "parameters": {"type": "OBJECT", "properties": {"a_b": {"type": "STRING"}}}}]}],
+        "toolConfig": {"functionCallingConfig": {"mode": "VALIDATED", "allowedFunctionNames": ["ls"]}},
+        "contents": [
+            HI,
+            model({**call("ls", "c", dir_path="x", dirPath="y"), "thoughtSignature": as_base64(TURN)}),
+            user({"functionResponse": {"id": "c", "name": "ls", "response": {"exit_code": 0}}}),
+        ],
+        "generationConfig": {
+            "stopSequences": ["E"],
+            "maxOutputTokens": 5,
+            "responseMimeType": "application/json",
+            "responseSchema": {"type": "ARRAY", "minItems": 1},
+            "thinkingConfig": {"includeThoughts": True},
+        },
+    }
+    snake = {
+        "system_instruction": camel["systemInstruction"],
+        "tools": [{"function_declarations": camel["tools"][0]["functionDeclarations"]}],  # type: ignore[index]
+        "tool_config": {"function_calling_config": {"mode": "VALIDATED", "allowed_function_names": ["ls"]}},
+        "contents": [
+            HI,
+            model(
+                {
+                    "function_call": {"id": "c", "name": "ls", "args": {"dir_path": "x", "dirPath": "y"}},
+                    "thought_signature": as_base64(TURN),
+                }
+            ),
+            user({"function_response": {"id": "c", "name": "ls", "response": {"exit_code": 0}}}),
+        ],
+        "generation_config": {
+            "stop_sequences": ["E"],
+            "max_output_tokens": 5,
+            "response_mime_type": "application/json",
+            "response_schema": {"type": "ARRAY", "min_items": 1},
+            "thinking_config": {"include_thoughts": True},
+        },
+    }
+    found = read(**camel)
+    assert read(**snake) == found
+    assert found.messages[2].calls[0].arguments == '{"dir_path":"x","dirPath":"y"}', "what a function takes is not ours to rename"
+    assert found.messages[3].text == '{"exit_code":0}'
+    assert json.loads(found.tools[0].parameters)["properties"] == {"a_b": {"type": "string"}}
+    assert found.json_schema == '{"type":"array","minItems":1}'
+
+
+def test_one_object_stands_for_a_list_of_one() -> None:
+    listed = read(systemInstruction={"parts": [{"text": "s"}]}, tools=[{"functionDeclarations": [{"name": "ls"}]}])
+    single = DIALECT.read(
+        b'{"contents":{"parts":{"text":"hi"}},"systemInstruction":"s","tools":{"functionDeclarations":{"name":"ls"}}}', GENERATE
+    )
+    assert single == listed
+    assert single.messages == (Message("system", (Text("s"),)), Message("user", (Text("hi"),)))
+
+
+def test_the_verb_decides_on_streaming_and_alt_on_its_form() -> None:
+    found = [
+        read(Envelope(verb=verb, query=query)) for verb in ("generateContent", "streamGenerateContent") for query in ({}, {"alt": "sse"})
+    ]
+    assert [r.stream for r in found] == [False, False, True, True]
+    assert [r.wire["sse"] for r in found[2:]] == [False, True]
+
+
+def test_the_model_is_named_by_the_path() -> None:
+    assert read(Envelope(model="models/x"), model="models/y").model == "x"
+    assert read(Envelope(), model="models/y").model == "y"
+    assert read(Envelope(), model=5).model == ""
+
+
+def test_a_count_is_of_contents_or_of_a_whole_request() -> None:
+    inner = {
+        "model": "models/m",
+        "contents": [HI],
+        "systemInstruction": {"parts": [{"text": "s"}]},
+        "tools": [{"functionDeclarations": [{"name": "ls"}]}],
+    }
+    plain = DIALECT.read(json.dumps({"contents": [HI]}).encode(), COUNT)
+    whole = DIALECT.read(json.dumps({"generateContentRequest": inner}).encode(), COUNT)
+    snake = DIALECT.read(json.dumps({"generate_content_request": inner}).encode(), COUNT)
+    assert plain.messages == (Message("user", (Text("hi"),)),)
+    assert whole.messages == (Message("system", (Text("s"),)), Message("user", (Text("hi"),)))
+    assert [t.name for t in whole.tools] == ["ls"]
+    assert snake == whole
+
+
+def test_a_reply_brought_back_in_chunks_is_one_message() -> None:
+    chunks = [
+        {"text": "Hel", "thoughtSignature": as_base64(TURN)},
+        {"text": "lo "},
+        {"text": "you"},
+        call("ls", "c1"),
+        call("rm", "c2"),
+        {"text": ""},
+    ]
+    whole = messages(HI, model({"text": "Hello you", "thoughtSignature": as_base64(TURN)}, *chunks[3:5]), user(answer("ls", "x", "c1")))
+    assert messages(HI, *(model(chunk) for chunk in chunks), user(answer("ls", "x", "c1"))) == whole
+    assert messages(HI, model(*chunks), user(answer("ls", "x", "c1"))) == whole
+
+
+def test_references_that_contradict_each_other_name_no_turn() -> None:
+    def ref(*signatures: str) -> str:
+        return messages(HI, model(*({"text": "a", "thoughtSignature": s} for s in signatures)), HI)[1].ref
+
+    assert ref(as_base64(TURN), as_base64(TURN)) == TURN
+    assert ref(as_base64(TURN), as_base64(OTHER)) == ""
+    assert ref("skip_thought_signature_validator", as_base64(TURN)) == TURN
+    assert ref("skip_thought_signature_validator", "QUFB", "é", "") == ""
+
+
+def test_a_part_that_carries_a_signature_alone_is_no_text() -> None:
+    found = messages(HI, model({"thoughtSignature": as_base64(TURN)}), user(answer("ls", "x")))
+    assert found[1] == Message("assistant", (), TURN)
+
+
+def ids(found: tuple[Message, ...]) -> tuple[list[str], list[str]]:
+    """The ids of the calls, and those that the results name."""
+    return [c.id for m in found for c in m.calls], [p.call_id for m in found for p in m.parts if isinstance(p, ToolResult)]
+
+
+def test_calls_without_ids_get_those_that_were_minted_for_the_turn() -> None:
+    signed = {**call("ls"), "thoughtSignature": as_base64(TURN)}
+    calls, results = ids(messages(HI, model(signed, call("rm"), call("ls")), user(answer("ls", "1"), answer("ls", "2"), answer("rm", "3"))))
+    assert calls == [f"call_{TURN}00", f"call_{TURN}01", f"call_{TURN}02"]
+    assert results == [calls[0], calls[2], calls[1]], "by name, then in order"
+
+
+def test_calls_of_no_known_turn_get_ids_that_stay_as_the_history_grows() -> None:
+    first = [HI, model(call("ls"), call("ls")), user(answer("ls", "1"), answer("ls", "2"))]
+    second = [*first, model(call("ls")), user(answer("ls", "3"))]
+    calls, results = ids(messages(*second))
+    assert calls == results
+    assert len(set(calls)) == 3
+    assert ids(messages(*first))[0] == calls[:2]
+
+
+def test_an_id_beside_a_signature_keeps_the_others_from_naming_the_turn() -> None:
+    """What is left of several calls is not counted anew."""
+    calls, _ = ids(messages(HI, model({**call("a", "mine"), "thoughtSignature": as_base64(TURN)}, call("b")), HI))
+    assert calls[0] == "mine"
+    assert TURN not in calls[1]
+
+
+def test_responses_find_their_calls() -> None:
+    def named(*responses: Any) -> list[str]:
+        return ids(messages(HI, model(call("ls", "c1"), call("rm", "c2"), call("ls", "c3")), user(*responses)))[1]
+
+    assert named(answer("ls", "", "c3"), answer("ls", ""), answer("rm", "")) == ["c3", "c1", "c2"], "an id comes before a name"
+    assert named(answer("ls", "", "unknown")) == ["c1"]
+    assert named(answer("mv", "", "unknown")) == ["unknown"]
+    assert named(*[answer("rm", "")] * 3) == ["c2", "call_2_r01", "call_2_r02"], "a response without a call is a tool message all the same"
+
+
+@pytest.mark.parametrize(
+    ("response", "text", "is_error"),
+    [
+        ({"output": "plain"}, "plain", False),
+        ({"output": {"a": [1, None]}}, '{"a":[1,null]}', False),
+        ({"error": "bad"}, "bad", True),
+        ({"error": {"code": 1}}, '{"code":1}', True),
+        ({"result": "x"}, '{"result":"x"}', False),
+        ({"output": "x", "error": "y"}, '{"output":"x","error":"y"}', False),
+        ({}, "{}", False),
+        (None, "", False),
+    ],
+)
+def test_what_a_function_gave_back(response: Any, text: str, is_error: bool) -> None:
+    found = messages(HI, model(call("ls", "c")), user({"functionResponse": {"id": "c", "name": "ls", "response": response}}))
+    assert found[-1] == Message("tool", (ToolResult("c", text, is_error),))
+
+
+def test_the_role_function_is_the_users() -> None:
+    assert messages(HI, model(call("ls", "c")), {"role": "function", "parts": [answer("ls", "x", "c")]})[-1].role == "tool"
+
+
+PNG = {"inlineData": {"mimeType": "image/png", "data": "AAAA"}}
+
+
+def test_images_are_counted_placeholders_where_the_policy_says_so() -> None:
+    shown = GeminiDialect(Reading(images="placeholder"))
+    pictured = {"functionResponse": {"id": "c", "name": "ls", "response": {"output": "see"}, "parts": [PNG]}}
+    request = read(
+        dialect=shown,
+        contents=[
+            user({"text": "look"}, PNG, {"file_data": {"mime_type": "application/pdf", "file_uri": "x"}}),
+            model(call("ls", "c")),
+            user(pictured),
+        ],
+    )
+    assert request.messages[0].text == "look\n[image/png, 3 bytes, not shown]\n[application/pdf, not shown]"
+    assert request.messages[2].text == "see\n[image/png, 3 bytes, not shown]"
+    assert request.images == 3
+
+
+def test_lone_surrogates_become_replacement_characters() -> None:
+    body = b'{"contents":[{"parts":[{"text":"cut \\ud83d here \\ud83d\\ude00"}]}]}'
+    assert DIALECT.read(body, GENERATE).messages[0].text == "cut \ufffd here 😀"
+
+
+def test_function_calling_can_be_forbidden_or_narrowed() -> None:
+    tools = [{"functionDeclarations": [{"name": "a"}, {"name": "b"}]}]
+
+    def configured(**config: Any) -> tuple[bool, list[str]]:
+        request = read(tools=tools, toolConfig={"functionCallingConfig": config})
+        return request.call_tools, [t.name for t in request.tools]
+
+    assert configured() == (True, ["a", "b"])
+    assert configured(mode="NONE") == (False, ["a", "b"])
+    assert configured(mode="VALIDATED", allowedFunctionNames=["b"]) == (True, ["b"])
+    assert configured(mode="auto") == (True, ["a", "b"])
+
+
+def test_structured_output() -> None:
+    def schema(**config: Any) -> str:
+        return read(generationConfig={"responseMimeType": "application/json", **config}).json_schema
+
+    assert schema() == '{"type":"object"}'
+    assert schema(responseSchema={"type": "STRING", "nullable": True}) == '{"type":["string","null"]}'
+    assert schema(responseJsonSchema={"type": "string"}, responseSchema={"type": "OBJECT"}) == '{"type":"string"}'
+    assert schema(_responseJsonSchema={"type": "string"}) == '{"type":"string"}'
+    assert read(generationConfig={"responseMimeType": "text/plain"}).json_schema == ""
+
+
+def test_logprobs_of_the_chosen_tokens_can_be_asked_for() -> None:
+    assert read(generationConfig={"responseLogprobs": True}).logprobs is True
+    assert read(generationConfig={"responseLogprobs": False, "candidateCount": 1, "responseModalities": ["TEXT"]}).logprobs is False
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no contents": ({"contents": None}, "contents: must be a list with at least one"),
+    "empty contents": ({"contents": []}, "contents: must be a list with at least one"),
+    "contents are text": ({"contents": "hi"}, "contents: must be a list"),
+    "content is text": ({"contents": ["hi"]}, "contents.0: must be an object"),
+    "unknown role": ({"contents": [{"role": "system", "parts": [{"text": "x"}]}]}, 'contents.0.role: must be "user" or "model"'),
+    "no parts": ({"contents": [{"role": "user"}]}, "contents.0.parts: a user content needs some text"),
+    "empty text": ({"contents": [user({"text": ""})]}, "contents.0.parts: a user content needs some text"),
+    "text is no string": ({"contents": [user({"text": 1})]}, "contents.0.parts.0.text: must be a string"),
+    "model text is no string": ({"contents": [model({"text": 1}), HI]}, "contents.0.parts.0.text: must be a string"),
+    "parts are text": ({"contents": [{"parts": "x"}]}, "contents.0.parts: must be a list"),
+    "image": ({"contents": [user(PNG)]}, "contents.0.parts.0.inlineData: images and files are not supported"),
+    "image in a response": (
+        {"contents": [user({"functionResponse": {"name": "f", "parts": [PNG]}})]},
+        "contents.0.parts.0.functionResponse.parts.0.inlineData: images and files are not supported",
+    ),
+    "call of the user": ({"contents": [user(call("f"))]}, "contents.0.parts.0.functionCall: is not supported here"),
+    "image of the model": ({"contents": [model(PNG), HI]}, "contents.0.parts.0.inlineData: is not supported in a model content"),
+    "code": ({"contents": [HI, model({"executableCode": {"code": "1"}}), HI]}, "contents.1.parts.0.executableCode: is not supported"),
+    "arguments": ({"contents": [model({"functionCall": {"name": "f", "args": "x"}}), HI]}, "contents.0.parts.0.functionCall.args"),
+    "call without name": ({"contents": [model({"functionCall": {}}), HI]}, "contents.0.parts.0.functionCall.name: must be a string"),
+    "call is no object": ({"contents": [model({"functionCall": 1}), HI]}, "contents.0.parts.0.functionCall: must be an object"),
+    "response is no object": (
+        {"contents": [user({"functionResponse": {"name": "f", "response": "x"}})]},
+        "contents.0.parts.0.functionResponse.response: must be an object",
+    ),
+    "prefill": ({"contents": [HI, model({"text": "b"})]}, "prefilling a reply"),
+    "system is a list": ({"systemInstruction": [1]}, "systemInstruction: must be an object"),
+    "image in system": (
+        {"systemInstruction": {"parts": [PNG]}},
+        "systemInstruction.parts.0.inlineData: images and files are not supported",
+    ),
+    "cached": ({"cachedContent": "cachedContents/x"}, "cachedContent: cached contents are not kept here"),
+    "forced": ({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "toolConfig.functionCallingConfig.mode: 'ANY'"),
+    "unknown mode": ({"tool_config": {"function_calling_config": {"mode": "x"}}}, "toolConfig.functionCallingConfig.mode: 'X'"),
+    "unknown function": (
+        {"toolConfig": {"functionCallingConfig": {"allowedFunctionNames": ["f"]}}},
+        "allowedFunctionNames.0: 'f' is not among the functions",
+    ),
+    "tool without name": ({"tools": [{"functionDeclarations": [{}]}]}, "tools.0.functionDeclarations.0.name"),
+    "parameters": ({"tools": [{"functionDeclarations": [{"name": "f", "parameters": 1}]}]}, "functionDeclarations.0.parameters: must be"),
+    "unknown type": (
+        {"tools": [{"functionDeclarations": [{"name": "f", "parameters": {"properties": {"a": {"type": "TEXT"}}}}]}]},
+        "tools.0.functionDeclarations.0.parameters.properties.a.type: 'TEXT' is no type",
+    ),
+    "many tools": ({"tools": [{"functionDeclarations": [{"name": "f"}] * 4096}] * 2}, "tools: has 8192 items"),
+    "candidates": ({"generationConfig": {"candidateCount": 2}}, "generationConfig.candidateCount: one candidate"),
+    "top logprobs": ({"generationConfig": {"responseLogprobs": True, "logprobs": 3}}, "generationConfig.logprobs: only the chosen"),
+    "spoken": (
+        {"generationConfig": {"responseModalities": ["TEXT", "AUDIO"]}},
+        "generationConfig.responseModalities: this model writes text",
+    ),
+    "zero tokens": ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens: must be an integer"),
+    "empty stop": ({"generationConfig": {"stopSequences": [""]}}, "generationConfig.stopSequences.0"),
+    "config": ({"generationConfig": []}, "generationConfig: must be an object"),
+    "enum output": ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "generationConfig.responseMimeType: 'text/x.enum'"),
+    "schema of text": ({"generationConfig": {"responseSchema": {}}}, "generationConfig.responseMimeType: a response schema needs"),
+    "schema is text": (
+        {"generationConfig": {"responseMimeType": "application/json", "responseJsonSchema": "x"}},
+        "generationConfig.responseJsonSchema: must be a schema object",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "says"), REFUSED.values(), ids=REFUSED)
+def test_bad_requests_name_the_field(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read(**fields)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["parameters", "parametersJsonSchema"])
+def test_deep_schemas_are_refused(key: str) -> None:
+    deep = b'{"items":' * 400 + b"{}" + b"}" * 400
+    body = (
+        b'{"contents":[{"parts":[{"text":"a"}]}],"tools":[{"functionDeclarations":[{"name":"f","' + key.encode() + b'":' + deep + b"}]}]}"
+    )
+    with pytest.raises(BadRequest, match="deeper than"):
+        DIALECT.read(body, GENERATE)
+
+
+KEYS = [
+    *(
+        "contents",
+        "role",
+        "parts",
+        "text",
+        "thought",
+        "thoughtSignature",
+        "functionCall",
+        "functionResponse",
+        "name",
+        "args",
+        "id",
+        "response",
+    ),
+    *("inlineData", "data", "mimeType", "tools", "functionDeclarations", "parameters", "type", "properties", "items", "anyOf", "minItems"),
+    *("toolConfig", "functionCallingConfig", "mode", "generationConfig", "thinkingConfig", "generateContentRequest", "_", "a_b_"),
+]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["user", "model", "STRING", "AUTO", "AAAA", "", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=20,
+)
+PARTS = st.lists(st.dictionaries(st.sampled_from(KEYS[2:14]), VALUES, min_size=1, max_size=2) | st.just({"text": "x"}), max_size=3)
+CONTENTS = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "model", None]), "parts": PARTS | VALUES}) | VALUES, max_size=4)
+FIELDS = st.sampled_from(
+    ["tools", "systemInstruction", "toolConfig", "generationConfig", "generateContentRequest", "model", "cachedContent"]
+)
+
+
+@given(CONTENTS | VALUES, st.dictionaries(FIELDS, VALUES, max_size=3), st.sampled_from([GENERATE, STREAM, COUNT]))
+def test_reading_anything_is_a_request_or_a_bad_request(contents: Any, fields: dict[str, Any], envelope: Envelope) -> None:
+    with contextlib.suppress(BadRequest):
+        assert isinstance(DIALECT.read(json.dumps({"contents": contents, **fields}).encode(), envelope), Request)
+
+
+@given(st.binary(max_size=200))
+def test_reading_any_bytes_is_a_bad_request(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        DIALECT.read(body, GENERATE)

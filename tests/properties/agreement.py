@@ -86,7 +86,7 @@ class Faithful:
             body["system"] = plain_words(rng)
         if rng.random() < 0.7:
             self.tools, body["tools"] = TOOLS, copy.deepcopy(WIRE_TOOLS)
-        history: tuple[Message, ...] = driver.dialect.read(orjson.dumps(body)).messages
+        history: tuple[Message, ...] = driver.tongue.dialect.read(orjson.dumps(body)).messages
         before = ""
         for _ in range(turns):
             text = self.subject.whole(history, self.tools)
@@ -95,16 +95,16 @@ class Faithful:
             driver.engine.script = functools.partial(self._tokens, said)
             before = text + said.text
             out = MemoryResponder(None)
-            turn = await take_turn(driver.parts, driver.session, driver.dialect, driver.dialect.read(orjson.dumps(body)), out)  # type: ignore[arg-type]
+            turn = await take_turn(driver.parts, driver.session, driver.tongue.dialect, driver.tongue.dialect.read(orjson.dumps(body)), out)  # type: ignore[arg-type]
             self._compare(turn, history)
             self._read_back(driver.session.tree.reply(turn.id), said)
             assert out.reply is not None
-            content = json.loads(driver.dialect.write([out.reply]))["content"]
+            content = json.loads(driver.tongue.dialect.write([out.reply]))["content"]
             asked = [block["id"] for block in content if block["type"] == "tool_use"]
             results = [{"type": "tool_result", "tool_use_id": call_id, "content": plain_words(rng)} for call_id in asked]
             follow = results or [{"type": "text", "text": plain_words(rng)}]
             body["messages"] += [{"role": "assistant", "content": content}, {"role": "user", "content": follow}]
-            new = driver.dialect.read(orjson.dumps({**body, "messages": body["messages"][-1:]})).messages
+            new = driver.tongue.dialect.read(orjson.dumps({**body, "messages": body["messages"][-1:]})).messages
             tree = driver.session.tree
             history = (*tree.messages(tree.node_of[turn.id]), *(m for m in new if m.role != "system"))
         return self.found

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from tests.properties.engine import RecordingEngine
 from tests.properties.replies import TOOLS, Replies, words
 from tests.properties.subjects import Subject
+from tests.properties.tongues import TONGUES, Tongue
 from turnloom.core.match import CANONICAL, Matcher
 from turnloom.core.tree import Tree
 from turnloom.core.unroll import Unrolled
@@ -32,7 +31,6 @@ from turnloom.render.contract import Rendered, Renderer, Unbridgeable
 from turnloom.store.contract import Limits, SessionRow
 from turnloom.store.memory import MemoryStore
 from turnloom.types import Message, Request, Sampling, Tool, ToolResult, Turn
-from turnloom.wire.anthropic import AnthropicDialect
 from turnloom.wire.contract import Head, Reply
 
 ACTIONS = ("continue", "continue", "continue", "retry", "branch", "subagent", "edit", "tools", "compact", "client_assistant", "system_mid")
@@ -105,12 +103,20 @@ class Conversation:
 class Driver:
     """One session of one subject. `refused` counts requests that the template refused, by what they held and its words."""
 
-    def __init__(self, subject: Subject, replies: Replies, seed: int, history: History = SAMPLED, matcher: Matcher = CANONICAL) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        replies: Replies,
+        seed: int,
+        history: History = SAMPLED,
+        matcher: Matcher = CANONICAL,
+        tongue: Tongue = TONGUES["anthropic"],  # noqa: B008 (frozen)
+    ) -> None:
         self.subject, self.replies, self.history, self.matcher = subject, replies, history, matcher
         self.rng = random.Random(seed)
         self.engine = RecordingEngine(subject.tokenizer, replies, self.rng)
         self.renderer = WatchedRenderer(subject.renderer)
-        self.dialect = AnthropicDialect()
+        self.tongue = tongue
         ticks = iter(range(10**9))
         self.parts = Parts(
             engine=self.engine,
@@ -155,12 +161,12 @@ class Driver:
         """One request; on a reply, echo it as some client would and answer its calls."""
         body = conversation.body
         conversation.trail.append(copy.deepcopy(body["messages"]))
-        request = self.dialect.read(orjson.dumps(body))
+        request = self.tongue.dialect.read(self.tongue.spoken(body), self.tongue.envelope)
         leave = self.rng.choices([None, 0, self.rng.randint(1, 20)], [88, 4, 8])[0]
         out = MemoryResponder(leave)
         before = len(self.engine.calls)
         try:
-            await take_turn(self.parts, self.session, self.dialect, request, out)  # type: ignore[arg-type]
+            await take_turn(self.parts, self.session, self.tongue.dialect, request, out)  # type: ignore[arg-type]
         except RenderError as error:
             assert len(self.engine.calls) == before
             self.refused["; ".join(shapes(request.messages)), str(error)] += 1
@@ -173,7 +179,7 @@ class Driver:
             if len(self.engine.calls) > before:
                 self.requests[self.engine.calls[-1].rid] = request
         assert out.reply is not None
-        content = json.loads(self.dialect.write([out.reply]))["content"]
+        content = self.tongue.heard(self.tongue.dialect.write([out.reply]))
         body["messages"].append({"role": "assistant", "content": self._echo(content)})
         body["messages"].append({"role": "user", "content": self._answers(content)})
 
@@ -203,7 +209,7 @@ class Driver:
                 block["id"] = "invented"
         if style == "cache" and out:
             out[-1]["cache_control"] = {"type": "ephemeral"}
-        if style == "string" and len(out) == 1 and out[0]["type"] == "text":
+        if style == "string" and len(out) == 1 and out[0]["type"] == "text" and "wire" not in out[0]:
             return out[0]["text"]
         return out
 

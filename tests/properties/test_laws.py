@@ -16,6 +16,7 @@ from tests.properties.agreement import Faithful
 from tests.properties.driver import ACTIONS, Driver
 from tests.properties.replies import Replies, words
 from tests.properties.subjects import subject_of
+from tests.properties.tongues import TONGUES
 from tests.properties.trials import session_of
 from tests.properties.violations import violations
 from turnloom.core.dump import dump_samples, dump_tree, summary
@@ -54,8 +55,8 @@ steps = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 2**32 - 1)),
 laws = settings(max_examples=SESSIONS, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
-def run(name: str, seed: int, plan: list[tuple[str, int]]) -> Driver:
-    driver = Driver(subject_of(name), replies_of(name), seed)
+def run(name: str, seed: int, plan: list[tuple[str, int]], tongue: str = "anthropic") -> Driver:
+    driver = Driver(subject_of(name), replies_of(name), seed, tongue=TONGUES[tongue])
     asyncio.run(driver.run(plan))
     return driver
 
@@ -67,12 +68,21 @@ def test_laws_hold_on_random_sessions(name: str, seed: int, plan: list[tuple[str
     assert violations(run(name, seed, plan)) == []
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("tongue", sorted(TONGUES.keys() - {"anthropic"}))
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
 @settings(laws, max_examples=150)
+@given(seed=st.integers(0, 2**32 - 1), plan=steps)
+def test_laws_hold_in_every_dialect(name: str, tongue: str, seed: int, plan: list[tuple[str, int]]) -> None:
+    assert violations(run(name, seed, plan, tongue)) == []
+
+
+@pytest.mark.parametrize("tongue", sorted(TONGUES))
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(laws, max_examples=100)
 @given(seed=st.integers(0, 2**32 - 1), seeds=st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=7))
-def test_a_client_that_only_goes_on_never_forks(name: str, seed: int, seeds: list[int]) -> None:
+def test_a_client_that_only_goes_on_never_forks(name: str, tongue: str, seed: int, seeds: list[int]) -> None:
     """However it spells its echoes: each turn continues the last one that was delivered, and every message stands once."""
-    driver = run(name, seed, [("continue", s) for s in seeds])
+    driver = run(name, seed, [("continue", s) for s in seeds], tongue)
     tree = driver.session.tree
     last = None
     for turn in tree.turns.values():

@@ -48,7 +48,8 @@ class ResponsesStream:
 
     def finish(self, reply: Reply, choice: int = 0) -> bytes:
         status = ended(reply)
-        return self._close(status) + self._event(f"response.{status}", {"response": finished(reply, self._done)})
+        empty = b"" if self._open or self._done else self._announce("text")
+        return empty + self._close(status) + self._event(f"response.{status}", {"response": finished(reply, self._done)})
 
     def error(self, error: TurnloomError) -> bytes:
         return self._event("response.failed", {"response": response(self._head, "failed", self._done, error=failure(error))})

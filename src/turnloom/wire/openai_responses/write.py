@@ -16,8 +16,9 @@ from turnloom.wire.refs import as_base64
 
 def whole(reply: Reply) -> bytes:
     writer = ItemWriter(reply.head)
-    last = len(reply.message.parts) - 1
-    items = [writer.item(part, i, ended(reply) if i == last else "completed") for i, part in enumerate(reply.message.parts)]
+    parts = reply.message.parts or (Text(""),)  # Without any item, a client would have nothing to carry back.
+    last = len(parts) - 1
+    items = [writer.item(part, i, ended(reply) if i == last else "completed") for i, part in enumerate(parts)]
     return write(finished(reply, items))
 
 

@@ -92,10 +92,9 @@ def _previous(response_id: str) -> tuple[str, bool]:
 
 
 def _need_something_to_answer(messages: list[Message], previous: str) -> None:
+    """A reply may stand last: what the model writes next is another item after it, never the rest of its words."""
     if not messages or not (previous or any(m.role in ("user", "tool") for m in messages)):
         raise BadRequest("input: at least one user message or tool output is required")
-    if messages[-1].role == "assistant":
-        raise BadRequest("input: the last item is from the assistant; prefilling a reply is not supported, end with a user message")
 
 
 def _encrypted(sent: Mapping[str, Any]) -> bool:

@@ -338,8 +338,8 @@ async def test_characters_arrive_whole_however_the_engine_cuts_them() -> None:
 
 
 async def test_a_slow_reader_gets_everything() -> None:
-    text = "word " * 20_000
-    async with bench([Reply(text, chunk=50)]) as b:
+    text = "word " * 10_000
+    async with bench([Reply(text, chunk=10, style="incremental")]) as b:
         body = {"model": "m", "messages": HI, "stream": True}
         async with b.http.post(f"{b.handle.base_url}/v1/chat/completions", json=body) as answer:
             await answer.content.readany()

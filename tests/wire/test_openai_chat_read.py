@@ -162,10 +162,17 @@ def test_custom_tools_take_one_string() -> None:
         ],
     )
     (tool,) = request.tools
-    assert (tool.name, tool.description, tool.freeform) == ("patch", "Patch", True)
+    assert (tool.name, tool.freeform) == ("patch", True)
+    assert tool.description == "Patch\n\nThe text in `input` must follow this lark grammar:\nstart: /.+/"
     assert json.loads(tool.parameters) == {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     (made,) = request.messages[1].calls
     assert (made.name, json.loads(made.arguments)) == ("patch", {"input": 'say "é"\n'})
+
+
+@pytest.mark.parametrize("form", [None, {}, {"type": "text"}])
+def test_a_custom_tool_of_any_text_is_described_as_it_was(form: Any) -> None:
+    (tool,) = read(tools=[{"type": "custom", "custom": {"name": "say", "description": "Say it", "format": form}}]).tools
+    assert tool.description == "Say it"
 
 
 def test_a_function_without_parameters_takes_none() -> None:
@@ -343,6 +350,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "tools.0.function.parameters: must be",
     ),
     "tool description": ({"tools": [{"type": "custom", "custom": {"name": "f", "description": 1}}]}, "tools.0.custom.description: must be"),
+    "custom format": ({"tools": [{"type": "custom", "custom": {"name": "f", "format": "lark"}}]}, "tools.0.custom.format.type: must be"),
+    "custom grammar": (
+        {"tools": [{"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", "grammar": {"syntax": "lark"}}}}]},
+        "tools.0.custom.format.grammar.definition: must be a string",
+    ),
     "required": ({"tool_choice": "required"}, "tool_choice: 'required' is not supported"),
     "a named tool": ({"tool_choice": {"type": "function", "function": {"name": "ls"}}}, "tool_choice: 'ls' is not supported"),
     "allowed tools": ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "tool_choice: 'allowed_tools' is not"),

@@ -13,6 +13,12 @@ from turnloom.wire.json import text_of
 PARAMETERS = '{"type":"object","properties":{"input":{"type":"string"}},"required":["input"]}'
 
 
+def described(description: str, syntax: str, definition: str) -> str:
+    """The description of a tool whose string follows a grammar. No grammar holds the model to it: the client checks it."""
+    rule = f"The text in `input` must follow this {syntax} grammar:\n{definition}"
+    return f"{description}\n\n{rule}" if description else rule
+
+
 def arguments_of(given: str) -> str:
     """The arguments, as JSON text, of a call with this string."""
     return text_of({"input": given})

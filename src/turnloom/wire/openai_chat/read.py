@@ -126,8 +126,14 @@ def _function(function: Mapping[str, Any], where: str) -> Tool:
 
 
 def _custom(custom: Mapping[str, Any], where: str) -> Tool:
-    """Its format is what the client checks; no grammar holds the model to it."""
     name, description = string(custom, "name", where), fields.optional_string(custom, "description", where)
+    form = custom.get("format")
+    kind = form.get("type") if isinstance(form, dict) else form
+    if kind == "grammar":
+        grammar, at = _object(custom["format"], "grammar", f"{where}.format"), f"{where}.format.grammar"
+        description = freeform.described(description, string(grammar, "syntax", at), string(grammar, "definition", at))
+    elif kind not in (None, "text"):
+        raise BadRequest(f'{where}.format.type: must be "text" or "grammar"')
     return Tool(name, description, freeform.PARAMETERS, freeform=True)
 
 

@@ -58,6 +58,7 @@ def test_counts_are_exact() -> None:
     assert summary(woven().tree) == {
         "turns": 5,
         "outcomes": {"delivered": 3, "failed": 1, "orphaned": 1},
+        "turn_labels": {"main": 5},
         "prompt_tokens": 2 + 6 + 6 + 2 + 2,
         "sampled_tokens": 2 + 3 + 2 + 2 + 2,
         "lineages": 4,

@@ -7,7 +7,7 @@ from typing import Any
 
 from turnloom.core.tree import Tree
 from turnloom.core.unroll import Unrolled
-from turnloom.types import Message, Outcome, Turn
+from turnloom.types import MAIN, Message, Outcome, Turn
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -40,6 +40,8 @@ def turn_line(turn: Turn) -> str:
     how = f"bridge +{len(turn.appended)}" if turn.base is not None else f"{len(turn.appended)} encoded"
     how = f"{fork}, {how}" if fork else how
     parts = [f"turn {turn.index}", f"{turn.prompt_len} prompt ({how})", f"{len(turn.output)} sampled", str(turn.finish.reason)]
+    if turn.label not in ("", MAIN):
+        parts.append(escaped(turn.label))
     if turn.outcome is not Outcome.DELIVERED:
         parts.append(str(turn.outcome) + (f": {escaped(turn.error)}" if turn.error else ""))
     parts += [f"call {c.status}" for c in turn.calls if c.status != "ok"]
@@ -72,12 +74,14 @@ def runs(values: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def summary(tree: Tree) -> dict[str, Any]:
-    """Counts for status pages: turns by outcome, tokens, lineages, forks by reason, and the tokens that those had encoded."""
+    """Counts for status pages: turns by outcome and by label, tokens, lineages, forks by reason, and the tokens that those had encoded."""
     outcomes: dict[str, int] = {}
+    labels: dict[str, int] = {}
     forks: dict[str, int] = {}
     reencoded: dict[str, int] = {}
     for turn in tree.turns.values():
         outcomes[turn.outcome.value] = outcomes.get(turn.outcome.value, 0) + 1
+        labels[turn.label or MAIN] = labels.get(turn.label or MAIN, 0) + 1
         if turn.fork:
             kind = turn.fork.kind.value
             forks[kind] = forks.get(kind, 0) + 1
@@ -85,6 +89,7 @@ def summary(tree: Tree) -> dict[str, Any]:
     return {
         "turns": len(tree.turns),
         "outcomes": outcomes,
+        "turn_labels": labels,
         "prompt_tokens": sum(t.prompt_len for t in tree.turns.values()),
         "sampled_tokens": sum(len(t.output) for t in tree.turns.values()),
         "lineages": lineage_count(tree),

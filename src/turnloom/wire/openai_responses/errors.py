@@ -27,10 +27,10 @@ def wire_error(error: TurnloomError) -> WireError:
 def failure(error: TurnloomError) -> dict[str, str]:
     """The error of a response that failed within its stream.
 
-    Codex ends its run at once on `invalid_prompt` and on `server_is_overloaded`,
-    lets go of its oldest items on `context_length_exceeded`, and asks again on
-    every other code: on `rate_limit_exceeded` after as long as the message says.
-    Other clients show the code and the message.
+    Codex ends its run at once on `invalid_prompt`, on `context_length_exceeded`
+    and on `server_is_overloaded`, and asks again on every other code: on
+    `rate_limit_exceeded` after as long as the message says. Other clients show the
+    code and the message, and know a context overflow by either.
     """
     if isinstance(error, PromptTooLong):
         return {"code": "context_length_exceeded", "message": _error(error)["message"]}

@@ -24,13 +24,14 @@ _ANY_OBJECT = '{"type":"object"}'
 
 def read(body: bytes, envelope: Envelope, reading: Reading = DEFAULT_READING) -> Request:
     sent = camel(read_object(body))
-    if envelope.verb == "countTokens" and sent.get("generateContentRequest") is not None:
+    counts = envelope.verb == "countTokens"
+    if counts and sent.get("generateContentRequest") is not None:
         sent = an_object(sent["generateContentRequest"], "generateContentRequest")
     if sent.get("cachedContent"):
         raise BadRequest("cachedContent: cached contents are not kept here; send the whole request")
     contents = ContentsReader(reading)
     messages = [*contents.system(sent.get("systemInstruction")), *contents.messages(sent.get("contents"))]
-    if messages[-1].role == "assistant":
+    if messages[-1].role == "assistant" and not counts:
         raise BadRequest("contents: the last content is the model's; prefilling a reply is not supported, end with a user content")
     declared, declined = _tools(sent.get("tools"))
     call_tools, allowed = _function_calling(sent.get("toolConfig"), declared)
@@ -105,7 +106,7 @@ def _refuse(config: Mapping[str, Any]) -> None:
     if config.get("logprobs"):
         raise BadRequest("generationConfig.logprobs: only the chosen tokens' log-probabilities are known; use responseLogprobs alone")
     modalities = fields.items(config.get("responseModalities"), "generationConfig.responseModalities", MAX_TOOLS)
-    if any(modality != "TEXT" for modality in modalities):
+    if any(modality not in ("TEXT", "MODALITY_UNSPECIFIED") for modality in modalities):
         raise BadRequest('generationConfig.responseModalities: this model writes text only; use ["TEXT"]')
 
 

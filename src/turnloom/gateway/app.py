@@ -14,6 +14,7 @@ from turnloom.errors import NotFound, TurnloomError
 from turnloom.gateway import admin, auth, routes
 from turnloom.gateway.body import MAX_BODY, read_body
 from turnloom.gateway.labels import Labeler, labelled
+from turnloom.gateway.openapi import document
 from turnloom.gateway.respond import KEEPALIVE_SECONDS, Responder, http_error
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
@@ -73,6 +74,7 @@ class GatewayApp:
         router.add_get("/s/{key}/", self._hello)
         router.add_get("/healthz", self._healthz)
         router.add_get("/metrics", self._metrics)
+        router.add_get("/openapi.json", self._openapi)
         admin.add_routes(app, self.sessions, self.parts, lambda http: auth.require_admin(http, self.admin_key))
         return app
 
@@ -160,6 +162,9 @@ class GatewayApp:
     async def _metrics(self, http: web.Request) -> web.Response:
         self.parts.metrics.sessions.set(self.sessions.loaded)
         return web.Response(body=self.parts.metrics.render(), content_type="text/plain", charset="utf-8")
+
+    async def _openapi(self, http: web.Request) -> web.Response:
+        return web.Response(body=document(), content_type="application/json")
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:

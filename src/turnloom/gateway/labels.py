@@ -13,7 +13,7 @@ from turnloom.wire.contract import Envelope
 from turnloom.wire.labels import recognise
 
 HEADER = "x-turnloom-label"
-_LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
+LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 Labeler = Callable[[str, Envelope, Request], str]
 """(the dialect's name, what stands outside the body, the request) -> its label, "" for `main`. Pure."""
@@ -22,7 +22,7 @@ Labeler = Callable[[str, Envelope, Request], str]
 def labelled(labeler: Labeler, dialect: str, envelope: Envelope, request: Request) -> Request:
     """The request with its label. Raises BadRequest for a header that is no label."""
     declared = envelope.headers.get(HEADER, "")
-    if declared and not _LABEL.fullmatch(declared):
+    if declared and not LABEL.fullmatch(declared):
         raise BadRequest(f"{HEADER}: must be 1 to 64 letters, digits, dots, dashes or underscores")
     return replace(request, label=declared or labeler(dialect, envelope, request))
 

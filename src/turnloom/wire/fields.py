@@ -38,10 +38,12 @@ def boolean(fields: Mapping[str, Any], key: str, default: bool) -> bool:
 
 
 def positive(fields: Mapping[str, Any], key: str, where: str = "") -> int | None:
-    """An integer of at least 1; None where the field is absent or null."""
+    """An integer of at least 1; None where the field is absent or null. JSON has one kind of number: 8.0 is 8."""
     value = fields.get(key)
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadRequest(f"{at(where, key)}: must be an integer of at least 1")
     return value

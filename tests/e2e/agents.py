@@ -12,18 +12,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.support.gateways import Bench, bench
 from turnloom.export.check import check_samples
 from turnloom.export.report import format_report
-from turnloom.harness import AgentContext, AgentRun, Harness, run_agent
+from turnloom.harness import AgentContext, AgentOutcome, AgentRun, Harness, run_agent
 from turnloom.sandbox import LocalSandbox
 from turnloom.testing.scripted_engine import Reply, ScriptedEngine
 from turnloom.testing.tokenizers import qwen_tokenizer
-from turnloom.types import Sample, Turn
+from turnloom.types import MAIN, Outcome, Sample, Turn
 
 OLDEST_NODE = 18
 END = "<|im_end|>"
@@ -46,16 +46,41 @@ def hermes(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
+SHELLS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "claude-agent-sdk": ("Bash", "command", {"description": "Do it"}),
+    "claude-code": ("Bash", "command", {"description": "Do it"}),
+    "codex": ("exec_command", "cmd", {}),
+    "continue-cn": ("Bash", "command", {}),
+    "gemini-cli": ("run_shell_command", "command", {}),
+    "mini-swe-agent": ("bash", "command", {}),
+    "openai-agents": ("bash", "command", {}),
+    "opencode": ("bash", "command", {"description": "Do it"}),
+    "pi": ("bash", "command", {}),
+    "qwen-code": ("run_shell_command", "command", {"is_background": False}),
+}
+"""What each agent calls its shell, and the shell's command; what else the call must hold."""
+
+
+def shell(agent: str, command: str) -> str:
+    """A call of this agent's shell."""
+    name, parameter, more = SHELLS[agent]
+    return hermes(name, **{parameter: command, **more})
+
+
 @dataclass
 class Stage:
     """A gateway, its engine, a session and a sandbox for the agent. `replies` is what the main conversation is answered, in order.
 
-    A request that opens no conversation and whose last message is the client's own words, not a tool's result, is a side
-    request; it is kept in `asides` and answered with `ASIDE`.
+    A reply may be a function of the prompt's text; it then gives way to what it returned. `others` are conversations with
+    scripts of their own, each told by words that stand in a message of its user's.
+    A request of none of these that opens no conversation, and whose last message is the client's own words, not a tool's
+    result, is a side request; it is kept in `asides` and answered with `ASIDE`. Without `side_requests` there are none.
     """
 
     sandbox: LocalSandbox
-    replies: list[Reply | str] = field(default_factory=list)
+    replies: list[Any] = field(default_factory=list)
+    others: dict[str, list[Reply | str]] = field(default_factory=dict)
+    side_requests: bool = True
     asides: list[dict[str, Any]] = field(default_factory=list)
     given: int = 0
     bench: Bench = field(init=False)
@@ -63,14 +88,23 @@ class Stage:
     def answer(self, body: dict[str, Any], index: int) -> Reply | str:
         prompt = self.bench.tokenizer.decode(body["input_ids"])
         *_, last, _ = messages = prompt.split("<|im_start|>")[1:]
-        opens = not any(message.startswith("assistant") for message in messages[:-1]) and "<tools>" in prompt
-        if not opens and last.startswith("user") and not last.rstrip().endswith(f"</tool_response>{END}"):
+        users = [message for message in messages if message.startswith("user") and "<tool_response>" not in message]
+        for words, replies in self.others.items():
+            if any(words in message for message in users):
+                assert replies, f"the conversation about {words!r} asked once more than its script answers"
+                return replies.pop(0)
+        begun = self.given and any(message.startswith("assistant") for message in messages[:-1])
+        opens = not begun and "<tools>" in prompt
+        if self.side_requests and not opens and last.startswith("user") and not last.rstrip().endswith(f"</tool_response>{END}"):
             self.asides.append(body)
             return ASIDE
         if self.given == len(self.replies):
             raise AssertionError(f"the agent asked once more than the script answers: …{prompt[-400:]!r}")
         self.given += 1
-        return self.replies[self.given - 1]
+        reply = self.replies[self.given - 1]
+        if callable(reply):
+            reply = self.replies[self.given - 1] = reply(prompt)
+        return cast(Reply | str, reply)
 
     async def run(self, harness: Harness, prompt: str, **changes: Any) -> AgentRun:
         """The agent on this session. Raises what the installation raises: a failed one is a failure."""
@@ -86,6 +120,32 @@ class Stage:
 
     async def turns(self) -> list[Turn]:
         return list((await self.bench.session()).tree.turns.values())
+
+
+def steps(agent: str, turns: int) -> list[str]:
+    """`turns` replies, each with a call but the last; the second with two at once."""
+    calls = [f"Step {i}.\n{shell(agent, f'echo {i} >> notes.txt; wc -l notes.txt')}" for i in range(1, turns)]
+    calls[1] += f"\n{shell(agent, 'cat notes.txt')}"
+    if agent == "mini-swe-agent":  # It ends with a command, not with words.
+        return [*calls, f"Done.\n{shell(agent, 'echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT')}"]
+    return [*calls, "Done."]
+
+
+async def one_lineage(s: Stage, agent: str, harness: Harness, turns: int = 15) -> None:
+    """The agent takes `turns` turns, each of which continues the one before, and one sample trains them all."""
+    s.replies = steps(agent, turns)
+    run = await s.run(harness, "Make notes.txt, step by step.", context_tokens=131_072)
+    assert run.outcome is AgentOutcome.COMPLETED, run
+    assert await s.sandbox.read_file("notes.txt") == "".join(f"{i}\n" for i in range(1, turns)).encode()
+    taken = await s.turns()
+    assert [(t.outcome, t.fork, t.label) for t in taken] == [(Outcome.DELIVERED, None, MAIN)] * turns
+    assert s.asides == []
+    assert_each_prompt_continues_the_one_before(s.bench, taken)
+    stats = await s.bench.handle.stats()
+    assert (stats["turns"], stats["lineages"], stats["forks"]) == (turns, 1, 0)
+    (sample,) = await s.bench.handle.finish()
+    assert_lawful([sample])
+    assert trained_texts(s.bench, sample) == [f"{reply}{END}" for reply in s.replies]
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from tests.e2e.agents import (
     assert_each_prompt_continues_the_one_before,
     assert_lawful,
     hermes,
+    one_lineage,
     stage,
     trained_texts,
     until,
@@ -75,6 +76,12 @@ async def test_a_task_of_two_tools_is_one_exact_lineage(bare: bool, tokenizer: s
         assert "1\tone\n2\ttwo" in final
 
 
+@pytest.mark.parametrize("bare", [True, False], ids=["bare", "full-prompt"])
+async def test_fifteen_turns_are_one_lineage(bare: bool) -> None:
+    async with stage() as s:
+        await one_lineage(s, "claude-code", load_harness("claude-code", bare=bare))
+
+
 @pytest.mark.parametrize(("name", "arguments", "effect"), [
     pytest.param("Edit", {"old_string": "two", "new_string": "2"}, b"one\n2\n", id="default-filled-in"),
     pytest.param("Edit", {"old_string": "two", "new_string": "2  ", "replace_all": False}, b"one\n2\n", id="blanks-trimmed"),
@@ -127,8 +134,8 @@ async def test_a_killed_agent_leaves_an_orphaned_turn_and_an_open_session(monkey
     shown = asyncio.Event()
     write = Responder.event
 
-    async def seen(self: Responder, event: Any) -> None:
-        await write(self, event)
+    async def seen(self: Responder, event: Any, choice: int) -> None:
+        await write(self, event, choice)
         shown.set()
 
     monkeypatch.setattr(Responder, "event", seen)

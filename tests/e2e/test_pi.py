@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.agents import END, assert_each_prompt_continues_the_one_before, assert_lawful, hermes, stage, trained_texts
+from tests.e2e.agents import END, assert_each_prompt_continues_the_one_before, assert_lawful, hermes, one_lineage, stage, trained_texts
 from turnloom.harness import AgentOutcome, load_harness
+from turnloom.harness.pi import ROUTES
 from turnloom.types import CallStatus, Outcome
 
 pytestmark = pytest.mark.node
@@ -17,15 +18,16 @@ MAKE = hermes("bash", command="printf 'one\\ntwo\\n' > notes.txt && wc -l notes.
 CHANGE = {"oldText": "two", "newText": "2"}
 
 
+@pytest.mark.parametrize("api", ROUTES)
 @pytest.mark.parametrize(("tokenizer", "thought"), [
     pytest.param("qwen2.5", "", id="plain"),
     pytest.param("qwen3", "<think>\nFirst the notes.\n</think>\n\n", id="reasoning"),
 ])  # fmt: skip
-async def test_a_task_of_three_tools_is_one_exact_lineage(tokenizer: str, thought: str) -> None:
+async def test_a_task_of_three_tools_is_one_exact_lineage(api: str, tokenizer: str, thought: str) -> None:
     async with stage(tokenizer) as s:
         calls = [f"I write the notes.\n{MAKE}", hermes("read", path="notes.txt"), hermes("edit", path="notes.txt", edits=[CHANGE])]
         s.replies = [f"{thought}{reply}" for reply in [*calls, "Changed."]]
-        run = await s.run(load_harness("pi", args=["--mode", "json"]), "Make notes.txt, then change it.")
+        run = await s.run(load_harness("pi", api=api, args=["--mode", "json"]), "Make notes.txt, then change it.")
         assert run.outcome is AgentOutcome.COMPLETED, run
         assert await s.sandbox.read_file("notes.txt") == b"one\n2\n"
 
@@ -45,11 +47,18 @@ async def test_a_task_of_three_tools_is_one_exact_lineage(tokenizer: str, though
         assert "2 notes.txt" in s.bench.tokenizer.decode(sample.token_ids.tolist())
 
 
-async def test_a_call_that_comes_back_in_other_words_is_still_the_one_that_was_sent() -> None:
+@pytest.mark.parametrize("api", ROUTES)
+async def test_fifteen_turns_are_one_lineage(api: str) -> None:
+    async with stage() as s:
+        await one_lineage(s, "pi", load_harness("pi", api=api))
+
+
+@pytest.mark.parametrize("api", ROUTES)
+async def test_a_call_that_comes_back_in_other_words_is_still_the_one_that_was_sent(api: str) -> None:
     """The model wrote the list of edits as text; pi reads it, and echoes the list under the id of the call that was sent."""
     async with stage() as s:
         s.replies = [MAKE, hermes("edit", path="notes.txt", edits=json.dumps([CHANGE])), "Changed."]
-        run = await s.run(load_harness("pi"), "Make notes.txt, then change it.")
+        run = await s.run(load_harness("pi", api=api), "Make notes.txt, then change it.")
         assert (run.exit_code, run.stdout) == (0, "Changed.\n")
         assert await s.sandbox.read_file("notes.txt") == b"one\n2\n"
         assert_each_prompt_continues_the_one_before(s.bench, await s.turns())
@@ -58,11 +67,12 @@ async def test_a_call_that_comes_back_in_other_words_is_still_the_one_that_was_s
         assert trained_texts(s.bench, sample) == [f"{reply}{END}" for reply in s.replies]
 
 
-async def test_a_malformed_call_that_is_echoed_is_bridged() -> None:
+@pytest.mark.parametrize("api", ROUTES)
+async def test_a_malformed_call_that_is_echoed_is_bridged(api: str) -> None:
     broken = '<tool_call>\n{"name": "bash", "arguments": {"command": "touch broken",}}\n</tool_call>'
     async with stage() as s:
         s.replies = [f"I try.\n{broken}\n{MAKE}", "Made."]
-        run = await s.run(load_harness("pi"), "Make notes.txt.")
+        run = await s.run(load_harness("pi", api=api), "Make notes.txt.")
         assert (run.exit_code, run.stdout) == (0, "Made.\n")
         assert (await s.sandbox.exec(["ls"])).out == "notes.txt\n"
         turns = await s.turns()

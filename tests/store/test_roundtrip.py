@@ -42,15 +42,15 @@ numbers = st.integers(-(2**70), 2**70)
 reals = st.floats(allow_nan=False)
 parts = st.one_of(
     st.builds(Text, words),
-    st.builds(Reasoning, words, words),
+    st.builds(Reasoning, words),
     st.builds(ToolCall, words, words, words, words),
     st.builds(ToolResult, words, words, st.booleans()),
 )
-messages = st.builds(Message, st.sampled_from(["system", "user", "assistant", "tool"]), st.lists(parts, max_size=3).map(tuple))
-tools = st.lists(st.builds(Tool, words, words, words), max_size=2).map(tuple)
+messages = st.builds(Message, st.sampled_from(["system", "user", "assistant", "tool"]), st.lists(parts, max_size=3).map(tuple), words)
+tools = st.lists(st.builds(Tool, words, words, words, st.booleans(), words), max_size=2).map(tuple)
 nodes = st.builds(Node, numbers, st.none() | numbers, st.none() | messages, tools, st.none() | words)
 samplings = st.builds(
-    Sampling, reals, reals, numbers, st.none() | numbers, st.lists(words, max_size=2).map(tuple), seed=st.none() | numbers
+    Sampling, reals, reals, numbers, st.none() | numbers, st.lists(words, max_size=2).map(tuple), st.none() | numbers, words
 )
 finishes = st.builds(Finish, st.sampled_from(FinishReason), st.none() | numbers | words, words)
 spans = st.lists(st.builds(VersionSpan, words, numbers, numbers), max_size=2).map(tuple)
@@ -80,6 +80,7 @@ def turns(draw: st.DrawFn) -> Turn:
         "calls": draw(calls),
         "logprob_convention": draw(words),
         "model": draw(words),
+        "label": draw(words),
         "escaped": draw(numbers),
         "respelled": draw(numbers),
         "started": draw(reals),
@@ -112,7 +113,10 @@ rows = st.builds(
 )
 
 
-@pytest.mark.parametrize(("kind", "count"), [(CallRecord, 7), (Fork, 7), (ToolCall, 4), (Node, 5), (VersionSpan, 3), (Sampling, 6)])
+DRAWN = [(CallRecord, 7), (Fork, 7), (Reasoning, 1), (ToolCall, 4), (Message, 3), (Tool, 5), (Node, 5), (VersionSpan, 3), (Sampling, 7)]
+
+
+@pytest.mark.parametrize(("kind", "count"), DRAWN)
 def test_every_field_of_what_a_turn_holds_is_drawn(kind, count):
     """The strategies above name their fields by place: a new one has to be added there."""
     assert len(fields(kind)) == count
@@ -153,6 +157,23 @@ def test_calls_and_forks_stored_without_the_later_fields_still_load():
     call = {"type": "call", "id": "c", "name": "ls", "arguments": "{}"}
     assert codec.decode_part(call) == ToolCall("c", "ls", "{}")
     assert codec.decode_fork(["resampled", 3, "why"]) == Fork(ForkKind.RESAMPLED, 3, "why")
+
+
+def test_rows_of_an_earlier_version_still_load(delta):
+    """They had references within reasoning, three fields of a tool, no label and no schema."""
+    outcome, nodes, turn, *columns = codec.encode_delta(delta())
+    said = {"role": "assistant", "parts": [{"type": "reasoning", "text": "hm", "ref": "t0"}, {"type": "text", "text": "hi"}]}
+    head = {"id": 0, "parent": None, "message": None, "tools": [["ls", "List", "{}"]], "turn": None}
+    old_nodes = [head, {"id": 1, "parent": 0, "message": said, "tools": [], "turn": "t1"}]
+    old_turn = codec.unpack(turn)
+    del old_turn["label"], old_turn["sampling"]["json_schema"]
+    read = codec.decode_delta((outcome, codec.pack(old_nodes), codec.pack(old_turn), *columns))
+    assert read.nodes == (
+        Node(0, None, tools=(Tool("ls", "List", "{}"),)),
+        Node(1, 0, Message("assistant", (Reasoning("hm"), Text("hi"))), turn="t1"),
+    )
+    assert (read.turn.label, read.turn.sampling.json_schema) == ("", "")
+    assert read.turn == delta().turn
 
 
 def test_two_lone_surrogates_do_not_become_one_character():

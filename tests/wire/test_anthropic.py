@@ -20,6 +20,8 @@ from turnloom.errors import (
     BadRequest,
     BodyTooLarge,
     EngineAborted,
+    EngineOverloaded,
+    EngineUnavailable,
     LimitReached,
     PromptTooLong,
     SessionClosed,
@@ -104,7 +106,9 @@ def test_a_string_equals_a_list_of_one_block_and_cache_marks_do_not_count() -> N
 @pytest.mark.parametrize("default", [True, False])
 def test_the_body_decides_on_streaming_where_it_says(said: str, asked: bool | None, default: bool) -> None:
     body = "{" + said + '"messages": [{"role": "user", "content": "a"}]}'
-    assert DIALECT.read(body.encode(), Envelope({"accept": "text/event-stream"} if default else {})).stream is (default if asked is None else asked)
+    assert DIALECT.read(body.encode(), Envelope({"accept": "text/event-stream"} if default else {})).stream is (
+        default if asked is None else asked
+    )
 
 
 def test_system_messages_stay_where_they_are() -> None:
@@ -161,10 +165,13 @@ REFUSED = {
     "empty text": (b'{"messages": [{"role": "user", "content": ""}]}', "messages.0.content: a user message needs some text"),
     "empty blocks": (b'{"messages": [{"role": "user", "content": []}]}', "messages.0.content: a user message needs some text"),
     "text is no string": (b'{"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}', "messages.0.content.0.text"),
-    "image": (b'{"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}', "images are not supported"),
+    "image": (
+        b'{"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}',
+        "messages.0.content.0: images and files are not supported",
+    ),
     "image in a result": (
         b'{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}]}]}',
-        "images are not supported",
+        "messages.0.content.0.content.0: images and files are not supported",
     ),
     "unknown block": (b'{"messages": [{"role": "user", "content": [{"type": "search_result"}]}]}', "'search_result' is not supported"),
     "unknown assistant block": (
@@ -180,9 +187,19 @@ REFUSED = {
     "assistant only": (b'{"messages": [{"role": "assistant", "content": "b"}]}', "at least one user message"),
     "zero tokens": (b'{"max_tokens": 0, "messages": [{"role": "user", "content": "a"}]}', "max_tokens: must be an integer"),
     "boolean tokens": (b'{"max_tokens": true, "messages": [{"role": "user", "content": "a"}]}', "max_tokens: must be an integer"),
-    "server tool": (
-        b'{"tools": [{"type": "web_search_20250305", "name": "w"}], "messages": [{"role": "user", "content": "a"}]}',
-        "tools.0.type: 'web_search_20250305'",
+    "forced server tool": (
+        b'{"tools": [{"type": "web_search_20250305", "name": "w"}], "tool_choice": {"type": "tool", "name": "w"},'
+        b' "messages": [{"role": "user", "content": "a"}]}',
+        "tool_choice.name: 'w' runs on the provider's servers",
+    ),
+    "a tool by name": (
+        b'{"tools": [{"name": "w", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "w"},'
+        b' "messages": [{"role": "user", "content": "a"}]}',
+        "tool_choice.type: 'tool' is not supported",
+    ),
+    "a document of blocks": (
+        b'{"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "content", "content": [{}]}}]}]}',
+        "messages.0.content.0.source.content.0.type",
     ),
     "tool without schema": (b'{"tools": [{"name": "w"}], "messages": [{"role": "user", "content": "a"}]}', "tools.0.input_schema"),
     "tool without name": (b'{"tools": [{"input_schema": {}}], "messages": [{"role": "user", "content": "a"}]}', "tools.0.name"),
@@ -215,9 +232,13 @@ REFUSED = {
         "tools: has 4097 items; at most 4096",
     ),
     "stream is no boolean": (b'{"stream": 1, "messages": [{"role": "user", "content": "a"}]}', "stream: must be true or false"),
-    "structured output": (
+    "schema is missing": (
         b'{"output_config": {"format": {"type": "json_schema"}}, "messages": [{"role": "user", "content": "a"}]}',
-        "structured output is not supported",
+        "output_config.format: must be",
+    ),
+    "another format": (
+        b'{"output_format": {"type": "yaml"}, "messages": [{"role": "user", "content": "a"}]}',
+        "output_config.format: must be",
     ),
     "deep nesting of a long integer": (
         b'{"tools": [{"name": "w", "input_schema": '
@@ -453,6 +474,8 @@ ERRORS = {
     SessionClosed("x"): (503, "api_error"),
     StoreError("x"): (500, "api_error"),
     EngineAborted("x"): (529, "overloaded_error"),
+    EngineOverloaded("x"): (529, "overloaded_error"),
+    EngineUnavailable("x"): (503, "api_error"),
 }
 
 
@@ -463,7 +486,8 @@ def test_errors_have_anthropics_shape(error: TurnloomError, expected: tuple[int,
     assert (answer.status, body["error"]["type"]) == expected
     assert body["type"] == "error"
     assert body["error"]["message"] == str(error)
-    assert (answer.headers.get("x-should-retry") == "false") == isinstance(error, LimitReached | SessionClosed)
+    assert (answer.headers.get("x-should-retry") == "false") == isinstance(error, LimitReached | SessionClosed | Unauthorized)
+    assert (answer.headers.get("retry-after") == "1") == isinstance(error, EngineAborted | EngineOverloaded)
     streamed = read_sse(DIALECT.stream(HEAD).error(error).decode())
     assert streamed == [("error", body)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turnloom.errors import LimitReached, SessionClosed, TurnloomError
+from turnloom.errors import EngineAborted, EngineOverloaded, LimitReached, SessionClosed, TurnloomError, Unauthorized
 from turnloom.wire.contract import WireError
 from turnloom.wire.json import write
 
@@ -24,7 +24,11 @@ def error_object(error: TurnloomError) -> dict[str, Any]:
 
 
 def wire_error(error: TurnloomError) -> WireError:
-    """`x-should-retry: false` tells the official SDKs that asking again cannot help."""
-    final = isinstance(error, LimitReached | SessionClosed)
-    headers = {"x-should-retry": "false"} if final else {}
+    """`retry-after: 1` where the engine is only busy; `x-should-retry: false` tells the official SDKs, and Claude Code,
+    that asking again cannot help."""
+    headers = {}
+    if isinstance(error, EngineOverloaded | EngineAborted):
+        headers = {"retry-after": "1"}
+    elif isinstance(error, LimitReached | SessionClosed | Unauthorized):
+        headers = {"x-should-retry": "false"}
     return WireError(error.status, write(error_object(error)), headers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from turnloom.errors import BadRequest
@@ -40,7 +40,7 @@ class _Reader:
             raise BadRequest(
                 "messages: the last message is from the assistant; prefilling a reply is not supported, end with a user message"
             )
-        tools, declined = _tools(sent.get("tools"))
+        tools, declined = _tools(sent)
         model = sent.get("model")
         return Request(
             messages=tuple(neutral),
@@ -74,7 +74,7 @@ class _Reader:
         if role == "assistant":
             blocks = _blocks(content, where)
             parts = tuple(_assistant_part(b, f"{where}.content.{i}") for i, b in enumerate(blocks))
-            return [Message("assistant", parts, fields.only(_reference(b) for b in blocks))]
+            return [Message("assistant", parts, _reference(blocks))]
         if role == "system":
             return [Message("system", tuple(self._texts(content, f"{where}.content")))]
         return list(self._user(content, where))
@@ -119,11 +119,13 @@ class _Reader:
         raise BadRequest(f"{where}.type: {kind!r} is not supported here; send text or tool_result blocks")
 
     def _shown(self, block: Mapping[str, Any], where: str) -> str:
-        """A picture or a document in words: a document of plain text is that text."""
+        """A picture or a document in words: a document of text is that text."""
         source = block.get("source")
         source = source if isinstance(source, dict) else {}
         if block.get("type") == "document" and source.get("type") == "text":
             return string(source, "data", f"{where}.source")
+        if block.get("type") == "document" and source.get("type") == "content":
+            return "\n".join(t.text for t in self._texts(source.get("content"), f"{where}.source.content"))
         data, media_type = source.get("data"), source.get("media_type")
         shown = fields.image(self._reading, str(media_type or block.get("type")), data if isinstance(data, str) else "", where)
         self._images += 1
@@ -165,19 +167,24 @@ _ASSISTANT_PARTS: Mapping[str, Callable[[Mapping[str, Any], str], Part]] = {
 }
 
 
-def _reference(block: Mapping[str, Any]) -> str:
-    return turn_in({"thinking": block.get("signature"), "redacted_thinking": block.get("data")}.get(str(block.get("type"))))
+_OPAQUE = {"thinking": "signature", "redacted_thinking": "data"}
 
 
-def _tools(value: Any) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """(the tools that the client runs, the names of those that only Anthropic could)."""
+def _reference(blocks: Sequence[Mapping[str, Any]]) -> str:
+    """The turn that the signatures name, or else the calls' ids, which some clients choose themselves."""
+    signed = fields.only(turn_in(block.get(_OPAQUE.get(str(block.get("type")), ""))) for block in blocks)
+    return signed or fields.only(turn_in(block.get("id")) for block in blocks if block.get("type") == "tool_use")
+
+
+def _tools(sent: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+    """(the tools that the client runs, the names of those that only Anthropic could, MCP servers among them)."""
     tools, declined = [], []
-    for i, tool in enumerate(fields.objects(value, "tools", MAX_TOOLS)):
-        name = string(tool, "name", f"tools.{i}")
+    for i, tool in enumerate(fields.objects(sent.get("tools"), "tools", MAX_TOOLS)):
         if tool.get("type") in (None, "custom"):
-            tools.append(_tool(tool, name, f"tools.{i}"))
-        else:
-            declined.append(name)
+            tools.append(_tool(tool, string(tool, "name", f"tools.{i}"), f"tools.{i}"))
+        elif tool["type"] != "mcp_toolset":
+            declined.append(str(tool.get("name") or tool["type"]))
+    declined += [str(server.get("name") or "mcp") for server in fields.objects(sent.get("mcp_servers"), "mcp_servers", MAX_TOOLS)]
     return tuple(tools), tuple(declined)
 
 

@@ -56,6 +56,8 @@ class AnthropicStream:
         if isinstance(event, ToolCall):
             self._held = ""
             return self._stop() + self._call(event)
+        if not event.text:
+            return b""
         if isinstance(event, TextDelta):
             if self._open != "text" and not (self._held + event.text).strip():
                 self._held += event.text

@@ -236,6 +236,7 @@ ATTACHED = {
     ),
     "a bare address": ({"type": "image_url", "image_url": "https://example.com/a.png"}, "[image, not shown]"),
     "a picture by address": ({"type": "image_url", "image_url": {"url": "https://example.com/a,b.png"}}, "[image, not shown]"),
+    "a picture in plain text": ({"type": "image_url", "image_url": {"url": "data:image/svg+xml,QUJD"}}, "[image/svg+xml, not shown]"),
     "text as a picture": ({"type": "image_url", "image_url": {"url": "data:,hello"}}, "[image, not shown]"),
     "a sound": ({"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}, "[audio/wav, 3 bytes, not shown]"),
     "a file": (

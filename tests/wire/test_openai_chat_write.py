@@ -123,7 +123,7 @@ def test_logprobs_where_they_are_asked_for() -> None:
         {"token": "\ufffd", "bytes": None, "logprob": -1.25, "top_logprobs": []},
         {"token": "<|im_end|>", "bytes": list(b"<|im_end|>"), "logprob": -9999.0, "top_logprobs": []},
     ]
-    sent = stream(reply, SampledTokens(LOGPROBS[:1]), TextDelta("Hé"), SampledTokens(()), SampledTokens(LOGPROBS[1:]))
+    sent = stream(reply, SampledTokens(LOGPROBS[:1]), TextDelta("Hé"), SampledTokens(LOGPROBS[1:]))
     assert accumulated(sent).choices[0].logprobs == choice.logprobs
     assert body_of(chat_reply(Text("a"), tokens=LOGPROBS)).choices[0].logprobs is None
     assert body_of(chat_reply(Text("a"), logprobs=True)).choices[0].model_dump()["logprobs"] == {"content": [], "refusal": None}
@@ -182,6 +182,16 @@ def test_choices_interleave_and_the_last_one_ends_the_stream() -> None:
         (0, "left", ["c2"]),
         (1, "right", ["c1"]),
     ]
+
+
+def test_every_choice_is_announced_in_order_whichever_speaks_first() -> None:
+    replies = [chat_reply(Text(f"reply {i}"), choices=3) for i in range(3)]
+    writer = DIALECT.stream(replies[0].head)
+    opening = writer.begin()
+    assert [c["choices"][0]["index"] for c in chunks_of(opening)] == [0, 1, 2]
+    for i in (2, 0, 1):
+        opening += writer.event(TextDelta(f"reply {i}"), i) + writer.finish(replies[i], i)
+    assert [c.message.content for c in accumulated(opening).choices] == ["reply 0", "reply 1", "reply 2"]
 
 
 def accumulated(sent: bytes) -> ChatCompletion:

@@ -11,6 +11,7 @@ import re
 from typing import Any
 
 from turnloom.errors import (
+    BadRequest,
     EngineAborted,
     EngineOverloaded,
     LimitReached,
@@ -97,5 +98,5 @@ def _param(error: TurnloomError) -> str | None:
         return "messages"
     if isinstance(error, UnknownResponse):
         return "previous_response_id"
-    found = _FIELD.match(str(error)) if isinstance(error, RequestError) and error.status == 400 else None
+    found = _FIELD.match(str(error)) if isinstance(error, BadRequest) else None
     return _INDEX.sub(r"[\1]", found[1]) if found else None

@@ -73,7 +73,7 @@ class OpenAIChatStream:
 
     def event(self, event: ReplyEvent, choice: int = 0) -> bytes:
         if isinstance(event, SampledTokens):
-            return self._delta(choice, {}, logprobs=_logprobs(event.tokens)) if event.tokens else b""
+            return self._delta(choice, {}, logprobs=_logprobs(event.tokens))
         if isinstance(event, ToolCall):
             return self._call(event, choice)
         if not event.text:

@@ -237,6 +237,9 @@ def played(steps: list[tuple[str, str]], finish: Finish = Finish(FinishReason.ST
 @given(STEPS, ENDS, st.booleans())
 def test_a_stream_adds_up_to_the_body(steps: list[tuple[str, str]], finish: Finish, include_usage: bool) -> None:
     reply, sent = played(steps, finish, include_usage=include_usage)
+    if not any(kind == "patch" for kind, _ in steps):
+        for chunk in chunks_of(sent):
+            assert extras(ChatCompletionChunk.model_validate(chunk, strict=True)) <= OURS
     body, got = json.loads(DIALECT.write([reply])), accumulated(sent).model_dump()
     (choice,), (heard,) = body["choices"], got["choices"]
     assert heard["finish_reason"] == choice["finish_reason"]

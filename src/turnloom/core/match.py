@@ -123,8 +123,8 @@ def resembles(recorded: Message, came: Message) -> bool:
     named = zip(recorded.calls, came.calls, strict=False)
     if len(recorded.calls) != len(came.calls) or not all(theirs.name in (ours.name, "invalid") for ours, theirs in named):
         return False
-    words = "".join(visible_text(came).split())
-    return words == "".join(visible_text(recorded).split()) or (not words and bool(recorded.calls))
+    words = visible_text(came).split()
+    return words in [text.split() for text in _texts(recorded)] or (not words and bool(recorded.calls))
 
 
 def begins(recorded: Message, came: Message) -> bool:

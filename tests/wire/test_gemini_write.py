@@ -245,12 +245,12 @@ def spelled(kind: str, text: str, number: int) -> tuple[ReplyEvent, Any]:
 def merged(parts: list[Any]) -> tuple[Any, ...]:
     """Parts as a reply holds them: pieces of one kind in a row are one."""
     found: list[Any] = []
-    for part in parts:
+    for part in (p for p in parts if isinstance(p, ToolCall) or p.text):
         if not isinstance(part, ToolCall) and found and type(found[-1]) is type(part):
             found[-1] = type(part)(found[-1].text + part.text)
         else:
             found.append(part)
-    return tuple(p for p in found if isinstance(p, ToolCall) or p.text)
+    return tuple(found)
 
 
 PLANS = st.lists(st.tuples(KINDS, LETTERS), max_size=6)

@@ -264,6 +264,7 @@ IMAGES = {
         "[application/pdf, 3 bytes, not shown]",
     ),
     "a bare file": ({"type": "input_file", "file_data": "AAAA"}, "[file, 3 bytes, not shown]"),
+    "a data URL that is not base64": ({"type": "input_file", "file_data": "data:text/plain,AAAA"}, "[text/plain, not shown]"),
     "a file's address": ({"type": "input_file", "file_url": "https://example.com/a"}, "[file, not shown]"),
 }
 

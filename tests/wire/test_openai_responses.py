@@ -11,6 +11,7 @@ from turnloom.errors import BadRequest, UnknownResponse
 from turnloom.types import Message, Reasoning, Request, Text, Tool, ToolCall, ToolResult
 from turnloom.wire.contract import Envelope, Reading
 from turnloom.wire.openai_responses import OpenAIResponsesDialect
+from turnloom.wire.quirks import ALL, Quirk
 from turnloom.wire.refs import as_base64
 
 DIALECT = OpenAIResponsesDialect()
@@ -119,6 +120,8 @@ def test_reasoning_that_led_to_nothing_is_left_out(after: list[Any]) -> None:
     """What Codex keeps of a stream that broke off is the reasoning it had whole; then it asks again."""
     remains = {"type": "reasoning", "id": f"rs_{A}00", "summary": [{"type": "summary_text", "text": "hm"}]}
     assert messages(USER, remains, *after) == messages(USER, *after)
+    plain = OpenAIResponsesDialect(Reading(ALL - {Quirk.BROKEN_REPLY}))
+    assert read(plain, input=[USER, remains, *after]).messages != messages(USER, *after), "the quirk can be switched off"
     kept = messages(USER, remains, USER)[1]
     assert kept == Message("assistant", (Reasoning("hm"),), A), "a reply that was reasoning alone stays"
 

@@ -53,6 +53,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a tool's schema": ({"tools": [{"type": "function", "name": "x", "parameters": []}]}, "tools.0.parameters: must be a JSON Schema"),
     "a tool's format": ({"tools": [{"type": "custom", "name": "x", "format": {"type": "x"}}]}, "tools.0.format.type: must be"),
     "a grammar without text": ({"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar"}}]}, "tools.0.format.syntax: must"),
+    "one name in two namespaces": (
+        {
+            "tools": [
+                {"type": "namespace", "name": "a", "tools": [{"type": "function", "name": "b__c"}]},
+                {"type": "namespace", "name": "a__b", "tools": [{"type": "function", "name": "c"}]},
+            ]
+        },
+        "tools.1.tools.0.name: 'a__b__c' is the name of two tools",
+    ),
     "a namespace's tool": ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "function"}]}]}, "tools.0.tools.0.name: must"),
     "an additional tool": ({"input": [{"type": "additional_tools", "tools": [{}]}, USER]}, "input.0.tools.0.type: must be a string"),
     "tools is no list": ({"tools": {}}, "tools: must be a list"),

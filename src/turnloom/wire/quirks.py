@@ -17,6 +17,10 @@ class Quirk(StrEnum):
     TOOL_REFERENCE = "tool_reference"
     """Claude Code's tool search answers with `tool_reference` blocks. The model reads the tool's name as text."""
 
+    BROKEN_REPLY = "broken_reply"
+    """Codex, asking again after a stream broke off, keeps the items that it had whole: of a reply whose words never ended, its
+    reasoning alone. No reply begins like that, so it is left out where another reply follows it or none has come yet."""
+
 
 ALL = frozenset(Quirk)
 

@@ -89,7 +89,7 @@ _ITEMS = [
 ]
 
 REQUEST: Schema = {
-    "description": f"{SAMPLED} The last item must not be the assistant's. Items are not stored: none can be referred to.",
+    "description": f"{SAMPLED} Items are not stored: none can be referred to.",
     **record(
         {
             "model": loose(said(TEXT, "Any name; the reply repeats it.")),

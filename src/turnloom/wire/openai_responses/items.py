@@ -20,6 +20,7 @@ from turnloom.wire.json import text_of
 from turnloom.wire.openai_responses.content import Content
 from turnloom.wire.openai_responses.ids import turn_of
 from turnloom.wire.openai_responses.tools import Toolbox, full_name
+from turnloom.wire.quirks import Quirk
 from turnloom.wire.refs import turn_in_base64
 
 _Item = Mapping[str, Any]
@@ -32,6 +33,7 @@ class ItemReader:
     """One request's. `toolbox` gains the tools that items bring."""
 
     def __init__(self, reading: Reading, toolbox: Toolbox) -> None:
+        self._quirks = reading.quirks
         self._content = Content(reading)
         self._toolbox = toolbox
         self._messages: list[Message] = []
@@ -63,7 +65,7 @@ class ItemReader:
             return [Message("user", self._content.user(value, "input"))]
         for i, item in enumerate(fields.objects(value, "input", MAX_MESSAGES)):
             self._item(item, f"input.{i}")
-        return _without_remains(self._messages)
+        return _without_remains(self._messages) if Quirk.BROKEN_REPLY in self._quirks else self._messages
 
     def _item(self, item: _Item, where: str) -> None:
         kind = item.get("type")
@@ -149,11 +151,7 @@ class ItemReader:
 
 
 def _without_remains(messages: list[Message]) -> list[Message]:
-    """Without reasoning that led to nothing, where another reply follows at once or none yet.
-
-    A client that asks again after a stream broke off (Codex) keeps the items it
-    had whole. Of a reply whose words never ended, that is its reasoning alone.
-    """
+    """Without reasoning that led to nothing, where another reply follows at once or none yet."""
 
     def remains(i: int) -> bool:
         message, after = messages[i], messages[i + 1].role if i + 1 < len(messages) else "assistant"

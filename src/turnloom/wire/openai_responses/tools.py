@@ -52,6 +52,8 @@ class Toolbox:
             self._declined[name if isinstance(name, str) and name else kind] = None
             return
         name = full_name(string(sent, "name", where), group)
+        if name in self._tools and self._tools[name].namespace != group:
+            raise BadRequest(f"{where}.name: {name!r} is the name of two tools, in different namespaces; rename one")
         description = optional_string(sent, "description", where)
         if kind == "custom":
             description = "\n\n".join(filter(None, [description, _format(sent.get("format"), f"{where}.format")]))

@@ -23,8 +23,16 @@ async def test_a_session_from_open_to_drop() -> None:
         )
         assert status == 201
         assert opened["id"] == "mine"
-        assert opened["urls"]["anthropic"] == f"{b.gateway.url}/s/{opened['key']}"
-        assert opened["env"] == {"ANTHROPIC_BASE_URL": opened["urls"]["anthropic"], "ANTHROPIC_API_KEY": opened["key"]}
+        base, key = f"{b.gateway.url}/s/{opened['key']}", opened["key"]
+        assert opened["urls"] == {"anthropic": base, "openai": f"{base}/v1", "gemini": base}
+        assert opened["env"] == {
+            "ANTHROPIC_BASE_URL": base,
+            "ANTHROPIC_API_KEY": key,
+            "OPENAI_BASE_URL": f"{base}/v1",
+            "OPENAI_API_KEY": key,
+            "GOOGLE_GEMINI_BASE_URL": base,
+            "GEMINI_API_KEY": key,
+        }
 
         async with b.http.post(opened["urls"]["anthropic"] + "/v1/messages", json=user("a")) as answer:
             first = await answer.json()
@@ -35,6 +43,7 @@ async def test_a_session_from_open_to_drop() -> None:
         _, row = await b.admin("GET", "/sessions/mine")
         assert (row["status"], row["turns"], row["lineages"], row["in_flight"]) == ("open", 2, 1, 0)
         assert (row["outcomes"], row["forks"], row["group"], row["metadata"]) == ({"delivered": 2}, {}, "g", {"k": 1})
+        assert row["turn_labels"] == {"main": 2}
         _, tree = await b.admin("GET", "/sessions/mine/tree")
         assert [n["role"] for n in tree["nodes"]] == [None, "user", "assistant", "user", "assistant"]
         assert [t["base"] for t in tree["turns"]] == [None, tree["turns"][0]["id"]]

@@ -15,6 +15,7 @@ from turnloom.testing.tokenizers import qwen_tokenizer
 from turnloom.types import Outcome
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 
 BAD: dict[str, tuple[Any, int, str]] = {
     "malformed JSON": (b'{"messages": [', 400, "invalid_request_error"),
@@ -24,7 +25,7 @@ BAD: dict[str, tuple[Any, int, str]] = {
     "empty messages": ({"messages": []}, 400, "invalid_request_error"),
     "empty message": (user(""), 400, "invalid_request_error"),
     "wrong role": ({"messages": [{"role": "robot", "content": "x"}]}, 400, "invalid_request_error"),
-    "unknown tool type": (user("x", tools=[{"type": "web_search_20250305", "name": "web_search"}]), 400, "invalid_request_error"),
+    "forced server tool": (user("x", tools=[SEARCH], tool_choice={"type": "tool", "name": "web_search"}), 400, "invalid_request_error"),
     "forced tool": (user("x", tool_choice={"type": "any"}), 400, "invalid_request_error"),
     "image": ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error"),
     "many stops": (user("x", stop_sequences=[f"\x00{i}" for i in range(100_000)]), 400, "invalid_request_error"),
@@ -98,10 +99,20 @@ async def test_a_long_prompt_is_encoded_off_the_event_loop() -> None:
 
 async def test_unknown_routes_and_methods_have_the_same_shape() -> None:
     async with bench() as b:
-        for method, path in (("GET", "/v1/nothing"), ("GET", "/v1/messages"), ("POST", "/s/x/v1/nothing")):
+        for method, path, kind in (
+            ("GET", "/nothing", "not_found_error"),
+            ("GET", "/v1/messages", "not_found_error"),
+            ("POST", "/s/x/v1/messages/batches", "not_found_error"),
+            ("GET", "/v1/nothing", "invalid_request_error"),
+            ("DELETE", "/v1/chat/completions", "invalid_request_error"),
+            ("GET", "/v1/responses/resp_1", "invalid_request_error"),
+        ):
             async with b.http.request(method, b.gateway.url + path) as answer:
-                assert answer.status == 404
-                assert (await answer.json())["error"]["type"] == "not_found_error"
+                assert answer.status == 404, path
+                assert (await answer.json())["error"]["type"] == kind
+        async with b.http.post(b.gateway.url + "/v1beta/models/m:embedContent") as answer:
+            assert answer.status == 404
+            assert (await answer.json())["error"]["status"] == "NOT_FOUND"
 
 
 async def test_probes_that_agents_make_are_answered() -> None:

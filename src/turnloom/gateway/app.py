@@ -15,7 +15,7 @@ from turnloom.gateway import admin, auth, routes
 from turnloom.gateway.body import MAX_BODY, read_body
 from turnloom.gateway.labels import Labeler, labelled
 from turnloom.gateway.openapi import document
-from turnloom.gateway.respond import KEEPALIVE_SECONDS, Responder, http_error
+from turnloom.gateway.respond import KEEPALIVE_SECONDS, OtherChoiceFailed, Responder, http_error
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
 from turnloom.gateway.turn import Parts, count_tokens, take_turn
@@ -86,16 +86,22 @@ class GatewayApp:
         out = Responder(http, dialect, stream=request.stream, choices=request.choices, keepalive=self._keepalive)
         try:
             await self._choices(session, dialect, request, out)
+            assert out.response is not None, "a turn that ended well was answered"
+            return out.response
+        except ConnectionError:
+            raise
         except TurnloomError as error:
-            self._count_error(error)
-            return await out.error(error)
+            failure = error
+        except Exception as error:
+            log.exception("unexpected error on %s %s", http.method, _shown(http))
+            failure = _internal(error)
         finally:
             await out.close()
-        assert out.response is not None, "a turn that ended well was answered"
-        return out.response
+        self._count_error(failure)
+        return await out.error(failure)
 
     async def _choices(self, session: Session, dialect: Dialect, request: Request, out: Responder) -> None:
-        """One turn for each choice, at once. Each runs to its own end; the first failure is raised."""
+        """One turn for each choice, at once. Each runs to its own end; of several failures the first cause is raised."""
 
         async def take(number: int) -> None:
             try:
@@ -106,9 +112,9 @@ class GatewayApp:
         if request.choices == 1:
             return await take(0)
         ended = await asyncio.gather(*map(take, range(request.choices)), return_exceptions=True)
-        for error in ended:
-            if isinstance(error, BaseException):
-                raise error
+        failures = [error for error in ended if isinstance(error, BaseException)]
+        if failures:
+            raise min(failures, key=lambda error: isinstance(error, OtherChoiceFailed))
 
     async def _count(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         http[SPOKEN] = dialect
@@ -184,7 +190,7 @@ class GatewayApp:
             raise
         except Exception as error:
             log.exception("unexpected error on %s %s", request.method, _shown(request))
-            failure = TurnloomError(f"internal error ({type(error).__name__}); the gateway's log has the details")
+            failure = _internal(error)
         self._count_error(failure)
         if request.path.startswith("/api/v1/"):
             response = admin.error_response(failure)
@@ -203,6 +209,10 @@ class GatewayApp:
 
     def _count_error(self, error: TurnloomError) -> None:
         self.parts.metrics.errors.labels(type(error).__name__).inc()
+
+
+def _internal(error: Exception) -> TurnloomError:
+    return TurnloomError(f"internal error ({type(error).__name__}); the gateway's log has the details")
 
 
 def _shown(http: web.Request) -> str:

@@ -19,6 +19,10 @@ READ_SECONDS = 60.0
 """How long a client may take to read the end of its reply before it counts as gone."""
 
 
+class OtherChoiceFailed(EngineAborted):
+    """This reply is whole, but another choice of its request failed, and the response is whole or not at all."""
+
+
 class Responder:
     """Writes one response. The status line goes out with the first event, or with the first keepalive where the engine is slow.
 
@@ -62,7 +66,7 @@ class Responder:
 
     async def finish(self, reply: Reply, choice: int) -> None:
         self._replies[choice] = reply
-        last = self._settle()
+        last = self._settle() and not self._lost
         if last:
             await self._stop_pinging()
         if self._writer is not None:
@@ -73,16 +77,21 @@ class Responder:
             await self._finish_together()
 
     async def _finish_stream(self, writer: StreamWriter, reply: Reply, choice: int, last: bool) -> None:
-        await self._send(writer.finish(reply, choice))
         if last:
-            assert self._response is not None
-            await self._response.write_eof()
+            await self._end_stream(writer.finish(reply, choice))
+        else:
+            await self._send(writer.finish(reply, choice))
+
+    async def _end_stream(self, data: bytes) -> None:
+        await self._send(data)
+        assert self._response is not None
+        await self._response.write_eof()
 
     async def _finish_together(self) -> None:
         """One body for all choices: each returns when it is written, or raises when it never will be."""
         await self._settled.wait()
         if self._lost:
-            raise EngineAborted("another choice of this request failed")
+            raise OtherChoiceFailed("another choice of this request failed")
         if self._whole is None:
             self._whole = asyncio.create_task(self._read_in_time(self._write_whole()))
             self._whole.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -121,8 +130,7 @@ class Responder:
         if self._response is None or self._writer is None:
             return http_error(self._dialect.error(error))
         try:
-            await self._send(self._writer.error(error))
-            await self._response.write_eof()
+            await self._read_in_time(self._end_stream(self._writer.error(error)))
         except ConnectionError as gone:
             log.info("the client left before it could be told: %s (%s)", error, gone)
         return self._response
@@ -131,29 +139,33 @@ class Responder:
         await self._stop_pinging()
 
     async def _send(self, data: bytes) -> None:
-        """Write `data`, and before the first of it the status line and what opens the stream."""
         async with self._sending:
-            if self._response is None:
-                assert self._writer is not None
-                self._response = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-                self._response.content_type = self._writer.content_type
-                self._response.charset = "utf-8"
-                data = self._writer.begin() + data
-                await self._response.prepare(self._http)
-            self._last_write = asyncio.get_running_loop().time()
-            await self._response.write(data)
+            await self._write(data)
+
+    async def _write(self, data: bytes) -> None:
+        """Write `data`, and before the first of it the status line and what opens the stream. Only while `_sending` is held."""
+        if self._response is None:
+            assert self._writer is not None
+            self._response = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+            self._response.content_type = self._writer.content_type
+            self._response.charset = "utf-8"
+            data = self._writer.begin() + data
+            await self._response.prepare(self._http)
+        await self._response.write(data)
+        self._last_write = asyncio.get_running_loop().time()
 
     async def _ping(self) -> None:
+        """A keepalive is spelled only when it goes out at once: some dialects number their events."""
+        assert self._writer is not None
         clock = asyncio.get_running_loop().time
-        while True:
-            await asyncio.sleep(max(self._last_write + self._keepalive - clock(), 0.01))
-            if clock() - self._last_write >= self._keepalive:
-                assert self._writer is not None
-                try:
-                    await self._send(self._writer.ping())
-                except ConnectionError as gone:
-                    log.info("keepalive stops, the client is gone: %s", gone)
-                    return
+        try:
+            while True:
+                await asyncio.sleep(max(self._last_write + self._keepalive - clock(), 0.01))
+                async with self._sending:
+                    if clock() - self._last_write >= self._keepalive:
+                        await self._write(self._writer.ping())
+        except ConnectionError as gone:
+            log.info("keepalive stops, the client is gone: %s", gone)
 
     async def _stop_pinging(self) -> None:
         pinger, self._pinger = self._pinger, None
@@ -178,7 +190,7 @@ class Choice:
 
     async def finish(self, reply: Reply) -> None:
         """Returns when the last byte is with the operating system. Raises ConnectionError when the client is gone,
-        EngineAborted when another choice failed and the response is whole or not at all."""
+        OtherChoiceFailed when the response is whole or not at all."""
         await self._out.finish(reply, self._number)
 
 

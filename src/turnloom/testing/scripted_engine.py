@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -31,6 +31,9 @@ __all__ = ["Fault", "Reply", "Script", "ScriptedEngine", "logprob_at"]
 Script = Sequence[Reply | str] | Callable[[dict[str, Any], int], Reply | str]
 """Replies in order, or a function of the request body and its index. A string is a reply of that text."""
 
+Gate = Callable[[dict[str, Any], int], Awaitable[None]]
+"""Called with the request body when that many chunks of its reply are out; the next is sampled when it returns."""
+
 
 @dataclass(slots=True)
 class _Live:
@@ -42,6 +45,7 @@ class ScriptedEngine:
 
     `workers` makes it a router: that JSON value answers `/workers`, and
     `/abort_request` is a 404. `loads` False leaves `/v1/loads` out, as old servers do.
+    A `gate` holds streamed replies back, chunk by chunk.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class ScriptedEngine:
         loads: bool = True,
         grammar_backend: str | None = None,
         obey_aborts: bool = True,
+        gate: Gate | None = None,
     ) -> None:
         self.script = script
         self.tokenizer = tokenizer
@@ -72,6 +77,7 @@ class ScriptedEngine:
         self.loads = loads
         self.grammar_backend = grammar_backend
         self.obey_aborts = obey_aborts
+        self.gate = gate
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.aborts: list[dict[str, Any]] = []
@@ -199,8 +205,12 @@ class ScriptedEngine:
             return web.json_response(output.payload(0, len(output.ids), last=True))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        sent = 0
         async for data in output.events(live.aborted):
             await response.write(b"data: " + data + b"\n\n")
+            sent += 1
+            if self.gate is not None:
+                await self.gate(body, sent)
         if reply.fault is Fault.CUT and transport is not None and not live.aborted.is_set():
             transport.abort()
         await response.write(b"data: [DONE]\n\n")

@@ -149,7 +149,7 @@ async def one_lineage(s: Stage, agent: str, harness: Harness, turns: int = 15) -
 
 
 @asynccontextmanager
-async def stage(tokenizer: str = "qwen2.5", *, node: bool = True) -> AsyncIterator[Stage]:
+async def stage(tokenizer: str = "qwen2.5", *, node: bool = True, context: int = 131_072) -> AsyncIterator[Stage]:
     if node:
         require_node()
     qwen = qwen_tokenizer(tokenizer)
@@ -157,7 +157,7 @@ async def stage(tokenizer: str = "qwen2.5", *, node: bool = True) -> AsyncIterat
     await sandbox.start()
     try:
         made = Stage(sandbox)
-        engine = ScriptedEngine(made.answer, tokenizer=qwen, end_id=qwen.control_tokens[END], context_length=131_072)
+        engine = ScriptedEngine(made.answer, tokenizer=qwen, end_id=qwen.control_tokens[END], context_length=context)
         async with bench(tokenizer=qwen, engine=engine) as made.bench:
             yield made
     finally:

@@ -23,7 +23,7 @@ from tests.e2e.agents import (
 from turnloom.gateway.respond import Responder
 from turnloom.harness import AgentOutcome, AgentRun, load_harness
 from turnloom.testing.scripted_engine import Fault, Reply
-from turnloom.types import CallStatus, ForkKind, Outcome
+from turnloom.types import COMPACTION, MAIN, SUBAGENT, CallStatus, ForkKind, Outcome
 
 pytestmark = pytest.mark.node
 
@@ -168,6 +168,55 @@ async def test_a_killed_agent_leaves_an_orphaned_turn_and_an_open_session(monkey
         assert [(u.turn_id, u.reason) for u in session.unroll().untrained] == [(orphan.id, "outcome orphaned")]
 
 
+async def test_a_sub_agent_is_a_lineage_of_its_own() -> None:
+    async with stage() as s:
+        order = {"description": "Count sheep", "prompt": "Count the sheep, please.", "subagent_type": "general-purpose"}
+        s.replies = [hermes("Agent", **order, run_in_background=False), MAKE, "Counted, and noted."]
+        s.others = {"Count the sheep": [hermes("Bash", command="echo 1 > sheep.txt", description="Count"), "There is one."]}
+        run = await s.run(load_harness("claude-code", bare=False), "Have the sheep counted.", context_tokens=131_072)
+        assert (run.exit_code, run.stdout) == (0, "Counted, and noted.\n")
+        assert await s.sandbox.read_file("sheep.txt") == b"1\n"
+        turns = await s.turns()
+        assert [t.label for t in turns] == [MAIN, SUBAGENT, SUBAGENT, MAIN, MAIN]
+        for label in (MAIN, SUBAGENT):
+            assert_each_prompt_continues_the_one_before(s.bench, [t for t in turns if t.label == label])
+        assert (await s.bench.handle.stats())["lineages"] == 2
+        assert [t.label for t in turns if t.fork] == [SUBAGENT], "where the second conversation begins"
+        samples = await s.bench.handle.finish()
+        assert_lawful(samples)
+        assert len(samples) == 2
+
+
+async def test_tools_that_are_loaded_late_are_one_fork_with_a_reason() -> None:
+    """They are inserted between the tools that were there, so the next prompt is another one from there on."""
+    async with stage() as s:
+        s.replies = [hermes("ToolSearch", query="select:NotebookEdit,WebFetch", max_results=5), MAKE, "Made."]
+        run = await s.run(load_harness("claude-code", bare=False, tool_search=True), "Make notes.txt.", context_tokens=131_072)
+        assert (run.exit_code, run.stdout) == (0, "Made.\n")
+        assert await s.sandbox.read_file("notes.txt") == b"one\ntwo\n"
+        first, second, third = await s.turns()
+        assert (first.fork, third.fork) == (None, None)
+        assert second.fork is not None
+        assert (second.fork.kind, second.fork.detail) == (ForkKind.TOOLS_CHANGED, "tools added NotebookEdit, WebFetch")
+        assert_each_prompt_continues_the_one_before(s.bench, [second, third])
+        samples = await s.bench.handle.finish()
+        assert_lawful(samples)
+        trained = [text for sample in samples for text in trained_texts(s.bench, sample)]
+        assert sorted(trained) == sorted(f"{reply}{END}" for reply in s.replies)
+
+
+async def test_a_full_context_makes_it_compact_and_go_on() -> None:
+    """The words of our refusal are those that it compacts on."""
+    async with stage(context=6_000) as s:
+        s.replies = [*[hermes("Bash", command=f"seq {n}000 {n}150", description="Count") for n in range(1, 8)], "Done."]
+        run = await s.run(load_harness("claude-code"), "Count.", context_tokens=131_072)
+        assert (run.exit_code, run.stdout) == (0, "Done.\n")
+        labels = [t.label for t in await s.turns()]
+        assert labels.count(MAIN) == len(s.replies)
+        assert set(labels) == {MAIN, COMPACTION}
+        assert_lawful(await s.bench.handle.finish())
+
+
 async def test_a_compaction_is_lineages_of_their_own_and_a_fork_with_a_reason() -> None:
     """The full prompt in a small context: summaries branch off the conversation, which then starts anew from one of them."""
     async with stage() as s:
@@ -176,8 +225,10 @@ async def test_a_compaction_is_lineages_of_their_own_and_a_fork_with_a_reason() 
         assert (run.exit_code, run.stdout) == (0, "The notes have two lines.\n")
         assert s.asides, "it asked for no summary"
         turns = await s.turns()
+        summaries = {str(body["rid"]) for body in s.asides}
+        assert [t.label for t in turns] == [COMPACTION if t.id in summaries else MAIN for t in turns]
         assert [t.outcome for t in turns] == [Outcome.DELIVERED] * len(s.bench.engine.requests)
-        first, second, after = (t for t in turns if t.id not in {str(body["rid"]) for body in s.asides})
+        first, second, after = (t for t in turns if t.id not in summaries)
         assert_each_prompt_continues_the_one_before(s.bench, [first, second])
         for summary in (t for t in turns if t.id not in {first.id, second.id, after.id}):
             base = first if summary.base == first.id else second

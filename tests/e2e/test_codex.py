@@ -64,6 +64,33 @@ async def test_a_task_of_tools_is_one_exact_lineage(tokenizer: str, thought: str
         assert "2 notes.txt" in s.bench.tokenizer.decode(sample.token_ids.tolist())
 
 
+PATCH = "*** Begin Patch\n*** Add File: notes.txt\n+one\n+two\n*** End Patch\n"
+
+
+@pytest.mark.parametrize(("model", "call"), [
+    pytest.param("gpt-5.5", hermes("apply_patch", input=PATCH), id="freeform-patch"),
+    pytest.param(
+        "gpt-6-sol",
+        hermes("functions__exec", input="text((await tools.exec_command({cmd: \"printf 'one\\\\ntwo\\\\n' > notes.txt\"})).output);"),
+        id="freeform-script-in-a-namespace-of-additional-tools",
+    ),
+])  # fmt: skip
+async def test_a_freeform_tool_gets_its_text_as_it_is(model: str, call: str) -> None:
+    """A model name that Codex knows makes it send what that model is used to."""
+    async with stage() as s:
+        s.replies = [f"I write the notes.\n{call}", "Written."]
+        run = await s.run(load_harness("codex"), "Make notes.txt.", context_tokens=WINDOW, model=model)
+        assert (run.exit_code, run.stdout) == (0, "Written.\n"), run.stderr
+        assert await s.sandbox.read_file("notes.txt") == b"one\ntwo\n"
+        turns = await s.turns()
+        assert [[c.status for c in t.calls] for t in turns] == [[CallStatus.OK], []]
+        assert [t.fork for t in turns] == [None, None]
+        assert_each_prompt_continues_the_one_before(s.bench, turns)
+        (sample,) = await s.bench.handle.finish()
+        assert_lawful([sample])
+        assert trained_texts(s.bench, sample) == [f"{reply}{END}" for reply in s.replies]
+
+
 async def test_a_malformed_call_that_is_echoed_is_bridged() -> None:
     broken = '<tool_call>\n{"name": "exec_command", "arguments": {"cmd": "touch broken",}}\n</tool_call>'
     async with stage() as s:
@@ -104,6 +131,16 @@ def wait_for_it(prompt: str) -> str:
     agent = re.search(r"agent_id\W+([0-9a-f-]{36})", prompt)
     assert agent is not None, prompt[-400:]
     return hermes("multi_agent_v1__wait_agent", targets=[agent[1]], timeout_ms=20_000)
+
+
+async def test_a_websocket_is_refused_once_and_it_falls_back() -> None:
+    async with stage() as s:
+        s.replies = [MAKE, "Made."]
+        harness = load_harness("codex", args=["-c", "model_providers.turnloom.supports_websockets=true"])
+        run = await s.run(harness, "Make notes.txt.", context_tokens=WINDOW)
+        assert (run.exit_code, run.stdout) == (0, "Made.\n")
+        assert run.stderr.count("failed to connect to Responses WebSocket") == 1
+        assert_each_prompt_continues_the_one_before(s.bench, await s.turns())
 
 
 async def test_a_compaction_is_labelled_and_the_conversation_starts_anew() -> None:

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.agents import END, assert_each_prompt_continues_the_one_before, assert_lawful, hermes, one_lineage, stage, trained_texts
+from tests.e2e.agents import (
+    ASIDE,
+    END,
+    assert_each_prompt_continues_the_one_before,
+    assert_lawful,
+    hermes,
+    one_lineage,
+    stage,
+    trained_texts,
+)
 from turnloom.harness import AgentOutcome, load_harness
 from turnloom.harness.pi import ROUTES
 from turnloom.types import CallStatus, Outcome
@@ -81,6 +90,20 @@ async def test_a_malformed_call_that_is_echoed_is_bridged(api: str) -> None:
         (sample,) = await s.bench.handle.finish()
         assert_lawful([sample])
         assert trained_texts(s.bench, sample) == [f"{reply}{END}" for reply in s.replies]
+
+
+@pytest.mark.parametrize("api", ROUTES)
+async def test_a_full_context_makes_it_compact_and_go_on(api: str) -> None:
+    """The words of our refusal are those that it compacts on, in each protocol."""
+    async with stage(context=4_096) as s:
+        s.replies = [*[hermes("bash", command=f"echo {n} >> notes.txt; yes notes are plain | head -150") for n in range(5)], "Done."]
+        run = await s.run(load_harness("pi", api=api), "Make notes.txt, step by step.", context_tokens=4_096)
+        assert run.outcome is AgentOutcome.COMPLETED, run
+        assert s.given == len(s.replies), "it went on after the summary"
+        assert s.asides, "it asked for no summary"
+        *_, last = (body for body in s.bench.engine.requests if body not in s.asides)
+        assert ASIDE in s.bench.tokenizer.decode(last["input_ids"]), "the summary stands in the new conversation"
+        assert_lawful(await s.bench.handle.finish())
 
 
 def events(stdout: str, kind: str) -> list[dict[str, Any]]:

@@ -33,6 +33,9 @@ class Package(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def version(self) -> str: ...
+
     async def require(self) -> None:
         """Quick, and changes nothing. Raises HarnessError that says what this machine lacks to install or start it."""
 
@@ -46,16 +49,16 @@ class PackagedHarness:
 
     def __init__(self, package: Package, args: Sequence[str], program: Sequence[str]) -> None:
         self.name = package.name
-        self._package = package
+        self.package = package
         self._args = tuple(args)
         self._program = tuple(program)
 
     async def require(self) -> None:
         if not self._program:
-            await self._package.require()
+            await self.package.require()
 
     async def install(self, sandbox: Sandbox) -> tuple[str, ...]:
-        return self._program or await self._package.install(sandbox)
+        return self._program or await self.package.install(sandbox)
 
 
 def place_of(name: str, version: str) -> Path:

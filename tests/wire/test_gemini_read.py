@@ -325,7 +325,22 @@ def test_function_calling_can_be_forbidden_or_narrowed() -> None:
     assert configured() == (True, ["a", "b"])
     assert configured(mode="NONE") == (False, ["a", "b"])
     assert configured(mode="VALIDATED", allowedFunctionNames=["b"]) == (True, ["b"])
+    assert configured(mode="NONE", allowedFunctionNames=["b"]) == (False, ["a", "b"]), "what may not be called is shown all the same"
     assert configured(mode="auto") == (True, ["a", "b"])
+
+
+def test_a_schema_in_json_schema_is_not_touched() -> None:
+    plain = {"type": "object", "nullable": True, "format": "enum", "properties": {"a": {"type": ["string", "null"], "ref": "x"}}}
+    declared = {"name": "f", "parametersJsonSchema": plain, "parameters": {"type": "STRING"}}
+    request = read(
+        tools=[{"functionDeclarations": [declared]}],
+        generationConfig={"responseMimeType": "application/json", "responseJsonSchema": plain},
+    )
+    assert json.loads(request.tools[0].parameters) == json.loads(request.json_schema) == plain
+
+
+def test_a_tool_that_is_null_is_not_declined() -> None:
+    assert read(tools=[{"googleSearch": None, "urlContext": {}}]).declined == ("urlContext",)
 
 
 def test_structured_output() -> None:

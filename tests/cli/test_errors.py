@@ -76,7 +76,7 @@ def test_an_engine_that_does_not_answer(cli: Cli, tmp_path: Path) -> None:
 def test_an_unknown_agent(cli: Cli, tmp_path: Path) -> None:
     for words in (("demo", "--agent", "nobody"), ("run", "demo", "--agent", "nobody")):
         said = one_line(cli(*words, "--out", tmp_path / "out"))
-        assert said.startswith("there is no agent 'nobody': use one of sdk-agent, claude-code, pi, command")
+        assert said.startswith("there is no agent 'nobody': use one of sdk-agent, claude-code, pi, ")
     assert not (tmp_path / "out").exists()
 
 

@@ -7,8 +7,22 @@ import pytest
 
 from tests.support.histories import Weaver, assistant, request, user
 from turnloom.core.dump import dump_samples
-from turnloom.core.unroll import Origin, prompt_crc, unroll
-from turnloom.types import CallRecord, CallStatus, Finish, FinishReason, Outcome, Sample, VersionSpan, floats, ids
+from turnloom.core.unroll import CONSTRAINED, DEFAULT_TRAINING, Origin, Training, Unrolled, prompt_crc, unroll
+from turnloom.types import (
+    COMPACTION,
+    MAIN,
+    SIDE,
+    CallRecord,
+    CallStatus,
+    Finish,
+    FinishReason,
+    Outcome,
+    Sample,
+    Sampling,
+    VersionSpan,
+    floats,
+    ids,
+)
 
 
 def samples(w: Weaver) -> tuple[Sample, ...]:
@@ -125,3 +139,47 @@ def test_dump_shows_runs_and_reasons() -> None:
         "   train   [2, 4) <2>",
         "untrained: 2 tokens of turn t1: outcome failed",
     ]
+
+
+def of_labels(policy: Training) -> Unrolled:
+    """main, main that a compaction goes on from, and beside them a side request."""
+    w = Weaver()
+    w.say(request(user("a")), assistant("A"), label=MAIN)
+    w.say(request(user("a"), assistant("A"), user("b")), assistant("B"), label=MAIN)
+    w.say(request(user("a"), assistant("A"), user("b"), assistant("B"), user("sum up")), assistant("S"), label=COMPACTION)
+    w.say(request(user("title?")), assistant("T"), label=SIDE)
+    return unroll(w.tree, Origin("s"), policy)
+
+
+def test_labels_that_are_skipped_are_context_at_most_and_their_reason_is_told() -> None:
+    found = of_labels(DEFAULT_TRAINING)
+    assert [(s.label, int(s.loss_mask.sum()), s.weight) for s in found.samples] == [(MAIN, 6, 1.0)]
+    assert [(u.turn_id, u.tokens, u.reason) for u in found.untrained] == [("t3", 2, "label side")]
+
+    found = of_labels(Training(skip=frozenset()))
+    assert [(s.label, int(s.loss_mask.sum()), s.weight) for s in found.samples] == [(MAIN, 6, 0.5), (SIDE, 2, 0.5)]
+    assert found.untrained == ()
+
+    found = of_labels(Training(skip=frozenset({COMPACTION, SIDE})))
+    assert [(s.label, len(s.token_ids)) for s in found.samples] == [(MAIN, 8)]
+    assert [u.reason for u in found.untrained] == ["label compaction", "label side"]
+
+    found = of_labels(Training(skip=frozenset({MAIN})))
+    assert [(s.label, s.loss_mask.tolist()) for s in found.samples] == [(COMPACTION, [0] * 10 + [1, 1]), (SIDE, [0, 0, 1, 1])]
+    assert [u.reason for u in found.untrained] == ["label main", "label main"]
+
+
+def test_what_a_schema_held_does_not_train_unless_that_is_wanted() -> None:
+    w = Weaver()
+    w.say(request(user("a")), assistant("{}"), sampling=Sampling(json_schema="{}"))
+    w.say(request(user("a"), assistant("{}"), user("b")), assistant("B"))
+    found = unroll(w.tree, Origin("s"))
+    assert [s.loss_mask.tolist() for s in found.samples] == [[0] * 6 + [1, 1]]
+    assert [(u.turn_id, u.tokens, u.reason) for u in found.untrained] == [("t0", 2, CONSTRAINED)]
+    assert unroll(w.tree, Origin("s"), Training(constrained=True)).untrained == ()
+
+
+def test_an_outcome_is_told_before_a_label() -> None:
+    w = Weaver()
+    w.say(request(user("a")), assistant("A"), outcome=Outcome.ABORTED, label=SIDE, sampling=Sampling(json_schema="{}"))
+    assert [u.reason for u in unroll(w.tree, Origin("s")).untrained] == ["outcome aborted"]

@@ -21,6 +21,7 @@ from turnloom.store.memory import MemoryStore
 from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine
 from turnloom.testing.tokenizers import qwen_tokenizer
 from turnloom.types import Outcome
+from turnloom.wire.anthropic.write import AnthropicStream
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 TOOLS: list[Any] = [{"name": "read", "description": "Show a file.", "input_schema": SCHEMA}]
@@ -166,6 +167,98 @@ async def test_the_gateways_own_errors(stream: bool) -> None:
         with pytest.raises(anthropic.InternalServerError, match="this session is finished") as closed:
             await ask(client, stream, asked(hello))
         assert closed.value.status_code == 503
+
+
+THOUGHTS = [f"<think>\nI must look.\n</think>\n\nI look.\n{hermes('read', path='a.py')}", "<think>\nEmpty.\n</think>\n\nIt is empty."]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("echo", ["kept", "dropped", "redacted"])
+async def test_thinking_comes_back_or_does_not_and_the_history_goes_on(echo: str, stream: bool) -> None:
+    async with bench(THOUGHTS, tokenizer=qwen_tokenizer("qwen3")) as b, client_of(b) as client:
+        messages: list[Any] = [{"role": "user", "content": "Look."}]
+        thinking: dict[str, Any] = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}
+        for _ in THOUGHTS:
+            reply = await ask(client, stream, asked(messages, **thinking))
+            thought, *rest = reply.content
+            assert thought.type == "thinking"
+            if echo == "kept":
+                rest = [thought, *rest]
+            elif echo == "redacted":
+                rest = [{"type": "redacted_thinking", "data": thought.signature}, *rest]
+            given = results(reply)[1]["content"] or "Thanks."
+            messages += [{"role": "assistant", "content": rest}, {"role": "user", "content": given}]
+        one, two = (await b.session()).tree.turns.values()
+        assert (two.base, two.fork, two.respelled) == (one.id, None, 0)
+        assert_each_prompt_continues_the_one_before(b, [one, two])
+        (sample,) = await b.handle.finish()
+        assert_lawful([sample])
+        assert trained_texts(b, sample) == [f"{reply}{END}" for reply in THOUGHTS]
+
+
+async def test_a_server_tool_is_declined_by_name_and_its_client_goes_on() -> None:
+    search: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
+    hello: list[Any] = [{"role": "user", "content": "Hi"}]
+    async with bench(["Hello."]) as b, client_of(b) as client:
+        with pytest.raises(anthropic.BadRequestError, match="'web_search' runs on the provider's servers"):
+            await client.messages.create(**asked(hello, tools=[search], tool_choice={"type": "tool", "name": "web_search"}))
+        reply = await client.messages.create(**asked(hello, tools=[search, *TOOLS]))
+        assert reply.stop_reason == "end_turn"
+        (turn,) = (await b.session()).tree.turns.values()
+        prompt = b.tokenizer.decode(turn.appended.tolist())
+        assert "web_search" not in prompt
+        assert '"read"' in prompt
+        async with b.http.get(b.gateway.url + "/metrics") as answer:
+            assert "turnloom_declined_tools_total 1.0" in await answer.text()
+
+
+async def test_a_busy_engine_says_when_to_ask_again_and_a_wrong_key_that_it_cannot_help() -> None:
+    hello: list[Any] = [{"role": "user", "content": "Hi"}]
+    async with bench([Reply("never", fault=Fault.HTTP_503)]) as b, client_of(b) as client:
+        with pytest.raises(anthropic.InternalServerError) as busy:
+            await client.messages.create(**asked(hello))
+        assert (busy.value.status_code, busy.value.response.headers["retry-after"]) == (529, "1")
+        async with client_of(b, base_url=b.gateway.url, api_key="guess") as stranger:
+            with pytest.raises(anthropic.AuthenticationError) as unknown:
+                await stranger.messages.create(**asked(hello))
+        assert unknown.value.response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_keepalives_are_nothing_to_the_sdk(kind: str) -> None:
+    """The engine goes on once the client's socket has had three of them."""
+    pings = 0
+
+    def counted(self: AnthropicStream) -> bytes:
+        nonlocal pings
+        pings += 1
+        if pings == 3:
+            waiting.set()
+        return plain(self)
+
+    async def gate(_: dict[str, Any], count: int) -> None:
+        if count == 1:
+            await waiting.wait()
+
+    waiting, plain = asyncio.Event(), AnthropicStream.ping
+    tokenizer = qwen_tokenizer("qwen2.5")
+    engine = ScriptedEngine([Reply("One two three", chunk=1)], tokenizer=tokenizer, end_id=tokenizer.control_tokens[END], gate=gate)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(AnthropicStream, "ping", counted)
+        async with bench(engine=engine, keepalive=0.05) as b:
+            if kind == "sync":
+                with anthropic.Anthropic(base_url=b.handle.base_url, api_key=b.handle.key) as client:
+                    reply = await asyncio.to_thread(whole_stream, client)
+            else:
+                async with client_of(b) as aclient:
+                    reply = await ask(aclient, True, asked([{"role": "user", "content": "Hi"}]))
+    assert pings >= 3
+    assert [block.text for block in reply.content if block.type == "text"] == ["One two three"]
+
+
+def whole_stream(client: anthropic.Anthropic) -> Message:
+    with client.messages.stream(**asked([{"role": "user", "content": "Hi"}])) as events:
+        return events.get_final_message()
 
 
 async def test_an_engine_that_dies_mid_stream_ends_the_stream_with_an_error() -> None:

@@ -14,17 +14,21 @@ from turnloom.wire.labels import recognise
 
 HEADER = "x-turnloom-label"
 LABEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_FORM = "1 to 64 letters, digits, dots, dashes or underscores"
 
 Labeler = Callable[[str, Envelope, Request], str]
 """(the dialect's name, what stands outside the body, the request) -> its label, "" for `main`. Pure."""
 
 
 def labelled(labeler: Labeler, dialect: str, envelope: Envelope, request: Request) -> Request:
-    """The request with its label. Raises BadRequest for a header that is no label."""
+    """The request with its label. Raises BadRequest for a header that is no label, ConfigError for a plug-in's word that is none."""
     declared = envelope.headers.get(HEADER, "")
     if declared and not LABEL.fullmatch(declared):
-        raise BadRequest(f"{HEADER}: must be 1 to 64 letters, digits, dots, dashes or underscores")
-    return replace(request, label=declared or labeler(dialect, envelope, request))
+        raise BadRequest(f"{HEADER}: must be {_FORM}")
+    found = declared or labeler(dialect, envelope, request)
+    if not isinstance(found, str) or (found and not LABEL.fullmatch(found)):
+        raise ConfigError(f"the labeler gave {str(found)[:80]!r}; a label is {_FORM}")
+    return replace(request, label=found)
 
 
 def load_labeler(named: str | Labeler) -> Labeler:

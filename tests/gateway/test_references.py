@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +143,19 @@ async def test_other_words_and_forged_references_start_anew(name: str, change: C
     assert two.fork is not None
     assert two.fork.kind == "history_changed"
     assert THOUGHT not in b.tokenizer.decode(b.engine.requests[1]["input_ids"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_references_are_read_after_a_restart(name: str, tmp_path: Path) -> None:
+    client, store = Client(name), tmp_path / "t.db"
+    async with bench([REPLY], tokenizer=qwen_tokenizer("qwen3"), store=store) as b:
+        asked = client.first()
+        first = await b.post(asked, client.wire.whole)
+        key = b.handle.key
+    async with bench(["Done."], tokenizer=qwen_tokenizer("qwen3"), store=store) as b:
+        body = client.next(asked, first.body, respelled)
+        async with b.http.post(f"{b.gateway.url}/s/{key}{client.wire.whole}", json=body) as answer:
+            assert answer.status == 200
+        _, listed = await b.admin("GET", "/sessions")
+        (row,) = [row for row in listed["sessions"] if row["turns"]]
+        assert (row["turns"], row["lineages"], row["forks"]) == (2, 1, {})

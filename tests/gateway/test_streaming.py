@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -147,3 +148,16 @@ async def test_the_end_is_told_when_the_turn_is_on_disk(wire: Wire) -> None:
             go.set()
             raw += await answer.content.read()
             assert last in raw
+
+
+async def test_events_and_keepalives_are_numbered_as_they_are_sent() -> None:
+    """Keepalives fall between the events wherever they may."""
+    wire = WIRES["openai_responses"]
+    async with bench([Reply("one two three four five six seven", chunk=1, delay=0.03)], keepalive=0.01) as b:
+        async with b.http.post(b.handle.base_url + wire.stream, json=wire.body("hi", stream=True)) as answer:
+            raw = (await answer.content.read()).decode()
+    sent = [json.loads(line.removeprefix("data: ")) for line in raw.split("\n") if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in sent] == list(range(len(sent)))
+    kinds = [event["type"] for event in sent]
+    assert kinds.count("keepalive") > 1
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")

@@ -73,29 +73,28 @@ class Stage:
 
     A reply may be a function of the prompt's text; it then gives way to what it returned. `others` are conversations with
     scripts of their own, each told by words that stand in a message of its user's.
-    A request of none of these that opens no conversation, and whose last message is the client's own words, not a tool's
-    result, is a side request; it is kept in `asides` and answered with `ASIDE`. Without `side_requests` there are none.
+    A request of none of these that `is_aside` is a side request; it is kept in `asides` and answered with `ASIDE`. As long as
+    nothing else is said, that is one that opens no conversation, and whose last message is the client's own words, not a
+    tool's result.
     """
 
     sandbox: LocalSandbox
     replies: list[Any] = field(default_factory=list)
     others: dict[str, list[Reply | str]] = field(default_factory=dict)
-    side_requests: bool = True
+    is_aside: Callable[[str], bool] | None = None
     asides: list[dict[str, Any]] = field(default_factory=list)
     given: int = 0
     bench: Bench = field(init=False)
 
     def answer(self, body: dict[str, Any], index: int) -> Reply | str:
         prompt = self.bench.tokenizer.decode(body["input_ids"])
-        *_, last, _ = messages = prompt.split("<|im_start|>")[1:]
+        messages = prompt.split("<|im_start|>")[1:]
         users = [message for message in messages if message.startswith("user") and "<tool_response>" not in message]
         for words, replies in self.others.items():
             if any(words in message for message in users):
                 assert replies, f"the conversation about {words!r} asked once more than its script answers"
                 return replies.pop(0)
-        begun = self.given and any(message.startswith("assistant") for message in messages[:-1])
-        opens = not begun and "<tools>" in prompt
-        if self.side_requests and not opens and last.startswith("user") and not last.rstrip().endswith(f"</tool_response>{END}"):
+        if (self.is_aside or self._interrupts)(prompt):
             self.asides.append(body)
             return ASIDE
         if self.given == len(self.replies):
@@ -105,6 +104,12 @@ class Stage:
         if callable(reply):
             reply = self.replies[self.given - 1] = reply(prompt)
         return cast(Reply | str, reply)
+
+    def _interrupts(self, prompt: str) -> bool:
+        *_, last, _ = messages = prompt.split("<|im_start|>")[1:]
+        begun = self.given and any(message.startswith("assistant") for message in messages[:-1])
+        opens = not begun and "<tools>" in prompt
+        return not opens and last.startswith("user") and not last.rstrip().endswith(f"</tool_response>{END}")
 
     async def run(self, harness: Harness, prompt: str, **changes: Any) -> AgentRun:
         """The agent on this session. Raises what the installation raises: a failed one is a failure."""

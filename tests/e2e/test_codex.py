@@ -109,7 +109,7 @@ async def test_a_malformed_call_that_is_echoed_is_bridged() -> None:
 async def test_a_sub_agent_is_a_lineage_of_its_own() -> None:
     """It runs beside its parent, on the same key; its tools are the namespaced ones less those that make agents."""
     async with stage() as s:
-        s.side_requests = False  # The end of a sub-agent is told to its parent in words of the client's own.
+        s.is_aside = lambda prompt: False  # The end of a sub-agent is told to its parent in words of the client's own.
         s.replies = [hermes("multi_agent_v1__spawn_agent", message="Count the sheep, please."), wait_for_it, "One sheep was counted."]
         s.others = {"Count the sheep": [shell("codex", "echo 1 > sheep.txt"), "There is one."]}
         run = await s.run(load_harness("codex", sub_agents=True), "Have the sheep counted.", context_tokens=WINDOW)

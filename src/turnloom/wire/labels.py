@@ -30,16 +30,20 @@ def recognise(dialect: str, envelope: Envelope, request: Request) -> str:
     if any(name in headers for name in _OF_SUBAGENTS):
         return SUBAGENT
     if agent and not request.tools:
-        return _without_tools(request)
+        return _without_tools(agent, request)
     names = {tool.name for tool in request.tools}
     if (agent == "geminicli" and "complete_task" in names) or (agent == "qwencode" and "agent" not in names):
         return SUBAGENT
     return ""
 
 
-def _without_tools(request: Request) -> str:
-    """A summary of a history brings it, in free words; titles, routers and checks ask about less, or for an answer in a schema."""
-    has_history = any(message.role == "assistant" for message in request.messages)
+def _without_tools(agent: str, request: Request) -> str:
+    """A summary of a history brings it, in free words; titles, routers and checks ask about less, or for an answer in a schema.
+
+    opencode brings the history as one text, and asks for a title with two.
+    """
+    asked = [part for message in request.messages if message.role == "user" for part in message.parts]
+    has_history = any(message.role == "assistant" for message in request.messages) or (agent == "opencode" and len(asked) == 1)
     return COMPACTION if has_history and not request.json_schema else SIDE
 
 

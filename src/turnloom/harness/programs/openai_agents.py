@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import signal
+import subprocess
 import sys
 from typing import Any
 
-from agents import Agent, MaxTurnsExceeded, ModelSettings, RunConfig, Runner, function_tool, set_default_openai_api, set_tracing_disabled
 from openai import OpenAIError
+
+from agents import Agent, MaxTurnsExceeded, ModelSettings, RunConfig, Runner, function_tool, set_default_openai_api, set_tracing_disabled
 
 INSTRUCTIONS = "You are a coding agent in the current directory. Use the shell until the task is done, then say so in one sentence."
 SHELL_SECONDS = 60.0
@@ -20,13 +24,15 @@ async def bash(command: str) -> str:
     """Run a shell command in the working directory."""
     # The command gets no key: what the model runs should not reach its own session.
     env = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
-    pipe = asyncio.subprocess
-    process = await pipe.create_subprocess_shell(command, env=env, stdin=pipe.DEVNULL, stdout=pipe.PIPE, stderr=pipe.STDOUT)
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = await asyncio.create_subprocess_exec("/bin/sh", "-c", command, env=env, start_new_session=True, **pipes)
     try:
         output, _ = await asyncio.wait_for(process.communicate(), SHELL_SECONDS)
     except TimeoutError:
-        process.kill()
         return f"[stopped after {SHELL_SECONDS:g} s]"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     text = output.decode("utf-8", "replace")
     if len(text) > RESULT_CHARS:
         text = f"{text[: RESULT_CHARS // 2]}\n[cut]\n{text[-RESULT_CHARS // 2 :]}"
@@ -64,7 +70,7 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
     except OpenAIError as error:
         sys.stderr.write(f"{error}\n")
-        return 1
+        return int(getattr(error, "code", None) != "context_length_exceeded")  # A full context is an ordinary end.
     return 0
 
 

@@ -193,6 +193,18 @@ async def test_no_key_is_in_a_log_line_an_error_or_a_metric(
         assert "a bug" in caplog.text, "what is looked through is not empty"
 
 
+@pytest.mark.parametrize("path", ["//s/KEY/v1/messages", "/v1/s/KEY/v1/messages", "/s/KEY/v1/nothing", "/%73/KEY/v1/nothing", "/x/s/KEY"])
+async def test_no_key_is_in_the_answer_to_an_address_that_is_wrong(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with bench() as b:
+        async with b.http.post(b.gateway.url + path.replace("KEY", b.handle.key)) as answer:
+            assert answer.status == 404
+            told = await answer.text()
+        assert "/s/…" in told
+        assert b.handle.key not in told
+        assert b.handle.key not in caplog.text
+
+
 async def test_a_key_of_no_session_opens_one_of_its_own_only_where_that_is_wanted() -> None:
     async with bench(["One", "Two", "Three"], open_sessions=True) as b:
         wire = WIRES["gemini"]

@@ -31,7 +31,7 @@ _INLINE_BODY = 256 * 1024
 SPOKEN = web.RequestKey("dialect", Dialect)
 """The dialect of the route that took the request."""
 
-_KEY_IN_PATH = re.compile(r"^/s/[^/]+")
+_KEY_IN_PATH = re.compile(r"/s/[^/]+")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -66,8 +66,8 @@ def call(name: str, arguments: str, number: int = 0) -> ToolCall:
 def streamed(done: Reply, events: list[Any]) -> list[dict[str, Any]]:
     """The events of a whole stream, each valid by the SDK's own types, numbered from 0."""
     writer = DIALECT.stream(done.head)
-    sent = b"".join(writer.event(e) for e in events) + writer.finish(done)
-    return valid(writer.begin() + sent)
+    opening = writer.begin()
+    return valid(opening + b"".join(writer.event(e) for e in events) + writer.finish(done))
 
 
 def valid(sent: bytes) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ class Responder:
         self._stream = stream
         self._keepalive = keepalive
         self._writer: StreamWriter | None = None
+        self._opening = b""
         self._response: web.StreamResponse | None = None
         self._pinger: asyncio.Task[None] | None = None
         self._last_write = 0.0
@@ -57,6 +58,7 @@ class Responder:
     def open(self, head: Head) -> None:
         if self._stream and self._writer is None:
             self._writer = self._dialect.stream(head)
+            self._opening = self._writer.begin()
             self._last_write = asyncio.get_running_loop().time()
             self._pinger = asyncio.create_task(self._ping())
 
@@ -105,13 +107,24 @@ class Responder:
 
     async def _read_in_time(self, writing: Coroutine[None, None, None]) -> None:
         """Raises ConnectionError when the client does not read what is written."""
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled = task.cancelling()
         try:
             async with asyncio.timeout(READ_SECONDS):
                 await writing
         except TimeoutError as error:
-            if self._http.transport is not None:
-                self._http.transport.abort()
-            raise ConnectionResetError(f"it did not read the reply within {READ_SECONDS:g} s") from error
+            raise self._abandoned() from error
+        except asyncio.CancelledError as error:
+            if task.cancelling() > cancelled:
+                raise
+            # Nobody cancelled this: a wait for this reader was cut short before, and aiohttp cannot take it up again.
+            raise self._abandoned() from error
+
+    def _abandoned(self) -> ConnectionResetError:
+        if self._http.transport is not None:
+            self._http.transport.abort()
+        return ConnectionResetError(f"it did not read the reply within {READ_SECONDS:g} s")
 
     def lose(self, choice: int) -> None:
         """This choice is over. Where it has no reply, no whole response can be written."""
@@ -149,7 +162,7 @@ class Responder:
             self._response = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
             self._response.content_type = self._writer.content_type
             self._response.charset = "utf-8"
-            data = self._writer.begin() + data
+            data = self._opening + data
             await self._response.prepare(self._http)
         await self._response.write(data)
         self._last_write = asyncio.get_running_loop().time()

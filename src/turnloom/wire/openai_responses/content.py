@@ -47,7 +47,7 @@ class Content:
         kind = part.get("type")
         if kind in _TEXTS:
             return Text(string(part, "text", where))
-        if kind not in _ATTACHED:
+        if not isinstance(kind, str) or kind not in _ATTACHED:
             raise BadRequest(f"{where}.type: {kind!r} is not supported here; send input_text parts")
         media_type, data = _attached(part.get(_ATTACHED[kind]), kind)
         shown = fields.image(self._reading, media_type, data, where)

@@ -16,14 +16,14 @@ from turnloom.wire.openai_responses.write import ItemWriter, ended, finished, ou
 
 
 class ResponsesStream:
-    """Server-sent events, numbered from 0: the two of `begin` come first, whenever it is called. The last one holds the whole response."""
+    """Server-sent events, numbered from 0. The last one holds the whole response."""
 
     content_type = "text/event-stream"
 
     def __init__(self, head: Head) -> None:
         self._head = head
         self._items = ItemWriter(head)
-        self._next = 2
+        self._next = 0
         self._done: list[dict[str, Any]] = []
         self._open: Literal["", "text", "reasoning"] = ""
         self._held: list[str] = []
@@ -31,8 +31,7 @@ class ResponsesStream:
 
     def begin(self) -> bytes:
         started = response(self._head, "in_progress")
-        names = ("response.created", "response.in_progress")
-        return b"".join(sse.event(name, {"sequence_number": number, "response": started}) for number, name in enumerate(names))
+        return self._event("response.created", {"response": started}) + self._event("response.in_progress", {"response": started})
 
     def event(self, event: ReplyEvent, choice: int = 0) -> bytes:
         if isinstance(event, SampledTokens):

@@ -114,8 +114,8 @@ def spliced(text: str) -> orjson.Fragment:
 
 
 def write(value: Any) -> bytes:
-    """JSON bytes. Lone surrogates in model output are written as U+FFFD."""
+    """JSON bytes. Lone surrogates in model output are written as U+FFFD, and integers of any length as their digits."""
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        return orjson.dumps(_whole(value))
+        return orjson.dumps(_long_integers_spelled(_whole(value)))

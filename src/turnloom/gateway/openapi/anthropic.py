@@ -80,7 +80,7 @@ REQUEST: Schema = {
                 either(NULL, is_("auto", "none"), record({"type": is_("auto", "none")})),
                 NOT_FORCED,
             ),
-            "output_config": loose(record({"format": maybe(_FORMAT)}, "format")),
+            "output_config": maybe(some({"format": maybe(_FORMAT)})),
             "output_format": maybe(_FORMAT),
         },
         "messages",

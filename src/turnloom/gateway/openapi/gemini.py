@@ -5,6 +5,7 @@ from __future__ import annotations
 from turnloom.gateway.openapi.shapes import (
     BOOLEAN,
     COUNT,
+    EMPTY,
     INTEGER,
     JSON_SCHEMA,
     NULL,
@@ -92,7 +93,7 @@ _SETTINGS = {
     "stopSequences": STOPS,
     "candidateCount": said(is_(None, 0, 1), "One a request."),
     "responseLogprobs": loose(BOOLEAN),
-    "logprobs": refused("only the sampled tokens have logprobs", 0, False),
+    "logprobs": refused("only the sampled tokens have logprobs", *EMPTY),
     "responseModalities": maybe(listed(is_("TEXT"), MAX_TOOLS)),
     "thinkingConfig": maybe(some({"includeThoughts": loose(BOOLEAN)})),
 }
@@ -113,7 +114,7 @@ REQUEST: Schema = {
             "tools": maybe(_several(_TOOL, MAX_TOOLS)),
             "toolConfig": maybe(some({"functionCallingConfig": maybe(_CALLING)})),
             "generationConfig": maybe(_CONFIG),
-            "cachedContent": refused("cached contents are not kept", ""),
+            "cachedContent": refused("cached contents are not kept", *EMPTY),
         },
         "contents",
     ),

@@ -12,6 +12,8 @@ Schema = dict[str, Any]
 READ_PAST = "x-read-past"
 """Marks what is good to send but not insisted on: a value of another shape counts as absent."""
 
+EMPTY: tuple[Any, ...] = ("", 0, False, [], {})
+
 ANY: Schema = {}
 NULL: Schema = {"type": "null"}
 TEXT: Schema = {"type": "string"}

@@ -207,11 +207,17 @@ def _tool_choice(choice: Any, declined: tuple[str, ...]) -> bool:
 
 
 def _json_schema(sent: Mapping[str, Any]) -> str:
+    """The older field's, or the newer one's."""
     config = sent.get("output_config")
-    wanted = sent.get("output_format") or (config.get("format") if isinstance(config, dict) else None)
-    if wanted is None:
-        return ""
+    if config is not None and not isinstance(config, dict):
+        raise BadRequest("output_config: must be an object")
+    formats = {"output_format": sent.get("output_format"), "output_config.format": (config or {}).get("format")}
+    schemas = [_schema(wanted, where) for where, wanted in formats.items() if wanted is not None]
+    return schemas[0] if schemas else ""
+
+
+def _schema(wanted: Any, where: str) -> str:
     schema = wanted.get("schema") if isinstance(wanted, dict) and wanted.get("type") == "json_schema" else None
     if not isinstance(schema, dict):
-        raise BadRequest('output_config.format: must be {"type": "json_schema", "schema": {…}}')
+        raise BadRequest(f'{where}: must be {{"type": "json_schema", "schema": {{…}}}}')
     return text_of(schema)

@@ -238,7 +238,7 @@ REFUSED = {
     ),
     "another format": (
         b'{"output_format": {"type": "yaml"}, "messages": [{"role": "user", "content": "a"}]}',
-        "output_config.format: must be",
+        "output_format: must be",
     ),
     "deep nesting of a long integer": (
         b'{"tools": [{"name": "w", "input_schema": '

@@ -161,7 +161,7 @@ def test_calls_and_forks_stored_without_the_later_fields_still_load():
 
 def test_rows_of_an_earlier_version_still_load(delta):
     """They had references within reasoning, three fields of a tool, no label and no schema."""
-    outcome, nodes, turn, *columns = codec.encode_delta(delta())
+    outcome, _, turn, *columns = codec.encode_delta(delta())
     said = {"role": "assistant", "parts": [{"type": "reasoning", "text": "hm", "ref": "t0"}, {"type": "text", "text": "hi"}]}
     head = {"id": 0, "parent": None, "message": None, "tools": [["ls", "List", "{}"]], "turn": None}
     old_nodes = [head, {"id": 1, "parent": 0, "message": said, "tools": [], "turn": "t1"}]

@@ -143,7 +143,7 @@ def narrowed(found: Any) -> Any:
         return [narrowed(each) for each in found]
     if not isinstance(found, dict):
         return found
-    found = {key: narrowed(value) for key, value in found.items()}
+    found = {key: value if key == "not" else narrowed(value) for key, value in found.items()}
     if found.get("type") == "object":
         if "properties" not in found:
             return {"enum": [{}, {"type": "object"}, {"type": "object", "properties": {"é": {"type": "string"}}, "required": ["é"]}]}
@@ -307,7 +307,7 @@ def test_what_the_document_allows_is_answered_and_what_it_forbids_is_refused(nam
     """Each generated request, and three more with one value of it spoiled. Whether one must be answered is the document's word."""
     answered = {True: 0, False: 0}
 
-    @settled(60)
+    @settled(40)
     @given(st.data())
     def run(data: st.DataObject) -> None:
         body = data.draw(cases(name, GenerationMode.POSITIVE)).body
@@ -319,13 +319,13 @@ def test_what_the_document_allows_is_answered_and_what_it_forbids_is_refused(nam
             answered[status == 200] += 1
 
     run()
-    assert min(answered.values()) > 20, "both sides of the document were tried"
+    assert min(answered.values()) > 15, "both sides of the document were tried"
     assert_lawful(wire)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_no_request_at_all_is_refused_in_the_dialects_shape(name: str, wire: Wire) -> None:
-    @settled(15)
+    @settled(8)
     @given(cases(name, GenerationMode.NEGATIVE))
     def run(case: Any) -> None:
         status, content_type, raw = wire.ask(name, case.body)

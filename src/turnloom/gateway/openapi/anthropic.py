@@ -33,7 +33,7 @@ _IMAGE = said(tagged("image", {"source": loose(OBJECT)}, "source"), "Refused wit
 _DOCUMENT = said(
     either(
         tagged("document", {"source": record({"type": is_("text"), "data": TEXT})}),
-        tagged("document", {"source": loose(some({"type": {"not": is_("text")}}))}, "source"),
+        tagged("document", {"source": {"not": record({"type": is_("text")})}}, "source"),
     ),
     "One of plain text is that text; any other is treated as an image.",
 )

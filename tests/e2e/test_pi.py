@@ -19,6 +19,7 @@ from tests.e2e.agents import (
 )
 from turnloom.harness import AgentOutcome, load_harness
 from turnloom.harness.pi import ROUTES
+from turnloom.testing.scripted_engine import Fault, Reply
 from turnloom.types import CallStatus, Outcome
 
 pytestmark = pytest.mark.node
@@ -104,6 +105,24 @@ async def test_a_full_context_makes_it_compact_and_go_on(api: str) -> None:
         *_, last = (body for body in s.bench.engine.requests if body not in s.asides)
         assert ASIDE in s.bench.tokenizer.decode(last["input_ids"]), "the summary stands in the new conversation"
         assert_lawful(await s.bench.handle.finish())
+
+
+@pytest.mark.parametrize("api", ROUTES)
+@pytest.mark.parametrize("fault", [Fault.HTTP_503, Fault.CUT])
+async def test_a_turn_that_fails_is_asked_for_again(api: str, fault: Fault) -> None:
+    """Before the first byte and in the middle of a reply: what was said and lost neither runs nor trains."""
+    async with stage() as s:
+        lost = Reply(f"I look at the notes, once more and again.\n{hermes('bash', command='touch lost')}", fault=fault)
+        s.replies = [MAKE, lost, hermes("read", path="notes.txt"), "Made."]
+        run = await s.run(load_harness("pi", api=api), "Make notes.txt.")
+        assert (run.exit_code, run.stdout) == (0, "Made.\n"), run.stderr
+        assert (await s.sandbox.exec(["ls"])).out == "notes.txt\n"
+        first, failed, *rest = await s.turns()
+        assert failed.outcome is Outcome.FAILED
+        assert_each_prompt_continues_the_one_before(s.bench, [first, *rest])
+        (sample,) = await s.bench.handle.finish()
+        assert_lawful([sample])
+        assert trained_texts(s.bench, sample) == [f"{reply}{END}" for reply in (MAKE, *s.replies[2:])]
 
 
 def events(stdout: str, kind: str) -> list[dict[str, Any]]:

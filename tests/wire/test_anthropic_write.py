@@ -220,7 +220,8 @@ def test_errors_have_anthropics_shape(error: TurnloomError, expected: tuple[int,
     body = json.loads(answer.body)
     assert (answer.status, body["error"]["type"]) == expected
     assert body["type"] == "error"
-    assert body["error"]["message"] == str(error)
+    failed = isinstance(error, EngineUnavailable)
+    assert body["error"]["message"] == (f"Internal server error: {error}" if failed else str(error))
     assert (answer.headers.get("x-should-retry") == "false") == isinstance(error, LimitReached | SessionClosed | Unauthorized)
     assert (answer.headers.get("retry-after") == "1") == isinstance(error, EngineAborted | EngineOverloaded)
     streamed = read_sse(DIALECT.stream(HEAD).error(error).decode())

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from turnloom.errors import EngineAborted, EngineOverloaded, LimitReached, SessionClosed, TurnloomError, Unauthorized
+from turnloom.errors import (
+    EngineAborted,
+    EngineOverloaded,
+    EngineProtocol,
+    EngineUnavailable,
+    LimitReached,
+    SessionClosed,
+    TurnloomError,
+    Unauthorized,
+)
 from turnloom.wire.contract import WireError
 from turnloom.wire.json import write
 
@@ -20,7 +29,13 @@ _TYPES = {
 
 
 def error_object(error: TurnloomError) -> dict[str, Any]:
-    return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": str(error)}}
+    return {"type": "error", "error": {"type": _TYPES.get(error.status, "api_error"), "message": _message(error)}}
+
+
+def _message(error: TurnloomError) -> str:
+    """Inside a stream the message is all that pi goes by: it asks again after an "internal server error", and gives up else."""
+    failed = isinstance(error, EngineUnavailable | EngineProtocol)
+    return f"Internal server error: {error}" if failed else str(error)
 
 
 def wire_error(error: TurnloomError) -> WireError:

@@ -67,6 +67,11 @@ tools, two of them called at once: words, calls and results go out and come back
 a conversation as the gateway sees it; a fork is a turn that could not continue the one before. `check` is `turnloom check`
 on the samples. `make agents` runs them all and writes this page.
 
+It also holds Claude Code, Codex, Gemini CLI and Qwen Code on an engine that says nothing for 330 s, and looks at what agents ask
+beside their task. Sub-agents of Claude Code, Codex, Gemini CLI, opencode and Qwen Code are lineages with the label `subagent`;
+the summaries that Claude Code, Codex, opencode and Qwen Code ask for have the label `compaction`. pi's have none: nothing that
+it sends tells them from its task.
+
 | agent | version | dialect | turns | lineages | forks | check |
 |---|---|---|---|---|---|---|
 """

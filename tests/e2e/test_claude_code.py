@@ -187,6 +187,26 @@ async def test_a_sub_agent_is_a_lineage_of_its_own() -> None:
         assert len(samples) == 2
 
 
+async def test_two_sub_agents_at_once_are_two_lineages() -> None:
+    """Their requests interleave on one key."""
+    async with stage() as s:
+        orders = [f"Count the {herd}, please." for herd in ("sheep", "goats")]
+        calls = [
+            hermes("Agent", description="Count", prompt=order, subagent_type="general-purpose", run_in_background=False) for order in orders
+        ]
+        s.replies = ["\n".join(calls), "Two herds were counted."]
+        s.others = {o: [MAKE.replace("notes", o.split()[2][:-1]), look(s), f"Counted: {o}"] for o in orders}
+        run = await s.run(load_harness("claude-code", bare=False), "Have the herds counted.", context_tokens=131_072)
+        assert (run.exit_code, run.stdout) == (0, "Two herds were counted.\n")
+        turns = await s.turns()
+        assert sorted(t.label for t in turns) == [MAIN] * 2 + [SUBAGENT] * 6
+        assert (await s.bench.handle.stats())["lineages"] == 3
+        assert [t.label for t in turns if t.fork] == [SUBAGENT] * 2
+        samples = await s.bench.handle.finish()
+        assert_lawful(samples)
+        assert sorted(len(trained_texts(s.bench, sample)) for sample in samples) == [2, 3, 3]
+
+
 async def test_tools_that_are_loaded_late_are_one_fork_with_a_reason() -> None:
     """They are inserted between the tools that were there, so the next prompt is another one from there on."""
     async with stage() as s:

@@ -13,7 +13,10 @@ VERSION = "0.61.0"
 
 
 class GeminiCli(PackagedHarness):
-    """`args` are added to its command line. `program` is an installation of your own."""
+    """`args` are added to its command line. `program` is an installation of your own.
+
+    It takes no limits: it believes that any model holds a million tokens, and leaves the length of a reply to the server.
+    """
 
     def __init__(self, *, version: str = VERSION, args: Sequence[str] = (), program: Sequence[str] = ()) -> None:
         super().__init__(NpmAgent("gemini-cli", "@google/gemini-cli", version, "gemini"), args, program)

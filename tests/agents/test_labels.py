@@ -76,3 +76,15 @@ async def test_a_summary_of_qwen_code_is_labelled() -> None:
         assert [t.label for t in await s.turns() if t.id in asides] == [COMPACTION]
         assert {t.label for t in await s.turns() if t.id not in asides} == {MAIN}
         assert_lawful(await s.bench.handle.finish())
+
+
+async def test_qwen_code_goes_on_after_a_full_context() -> None:
+    """Its next request then ends with a message of the assistant's, which it made up."""
+    async with stage(context=17_000) as s:
+        s.is_aside = lambda prompt: "<tools>" not in prompt
+        s.replies = [*[shell("qwen-code", f"echo {n} >> notes.txt; seq {n}000 {n}200") for n in range(1, 5)], "Done."]
+        run = await s.run(load_harness("qwen-code"), "Make notes.txt.", context_tokens=131_072, output_tokens=1024)
+        assert (run.exit_code, run.stdout) == (0, "Done.\n"), run.stderr
+        asides = {str(body["rid"]) for body in s.asides}
+        assert [t.label for t in await s.turns() if t.id in asides] == [COMPACTION]
+        assert_lawful(await s.bench.handle.finish())

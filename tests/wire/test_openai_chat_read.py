@@ -131,6 +131,11 @@ def test_reasoning_comes_back_under_the_names_that_clients_have_for_it(field: st
     assert both.reasoning == "hm", "two names of one thought are one thought"
 
 
+def test_a_history_may_end_with_a_reply_and_asks_for_one_more() -> None:
+    """OpenAI begins another message there; Qwen Code relies on it after a summary."""
+    assert [m.role for m in messages(HI, {"role": "assistant", "content": "b"})] == ["user", "assistant"]
+
+
 def test_a_refusal_is_what_was_said() -> None:
     assert echoed(content=None, refusal="No.") == echoed(content=[{"type": "refusal", "refusal": "No."}]) == echoed(content="No.")
 

@@ -88,7 +88,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [HI, {"role": "assistant", "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "f"}}]}, HI]},
         "messages.1.tool_calls.0.custom.input: must be a string",
     ),
-    "prefill": ({"messages": [HI, {"role": "assistant", "content": "b"}]}, "prefilling a reply is not supported"),
     "zero tokens": ({"max_tokens": 0}, "max_tokens: must be an integer"),
     "boolean tokens": ({"max_completion_tokens": True}, "max_completion_tokens: must be an integer"),
     "no choices": ({"n": 0}, "n: must be an integer of at least 1"),

@@ -39,8 +39,6 @@ def read(body: bytes, envelope: Envelope, reading: Reading = DEFAULT_READING) ->
     messages = tuple(m for i, each in enumerate(raw) for m in reader.message(each, f"messages.{i}"))
     if not messages:
         raise BadRequest("messages: at least one message needs some text")
-    if messages[-1].role == "assistant":
-        raise BadRequest("messages: the last message is from the assistant; prefilling a reply is not supported, end with a user message")
     tools, declined = _tools(sent.get("tools"))
     stream = fields.boolean(sent, "stream", envelope.accepts_stream)
     model = sent.get("model")

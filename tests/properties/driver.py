@@ -110,7 +110,7 @@ class Driver:
         seed: int,
         history: History = SAMPLED,
         matcher: Matcher = CANONICAL,
-        tongue: Tongue = TONGUES["anthropic"],  # noqa: B008 (frozen)
+        tongue: Tongue = TONGUES["anthropic"],
     ) -> None:
         self.subject, self.replies, self.history, self.matcher = subject, replies, history, matcher
         self.rng = random.Random(seed)

@@ -111,7 +111,10 @@ def _responses(body: Json) -> Json:
     for message in body["messages"]:
         for block in blocks_of(message["content"]):
             items.append(_item(message["role"], block))
-    tools = [{"type": "function", "name": t["name"], "description": t["description"], "parameters": t["input_schema"]} for t in body.get("tools", [])]
+    tools = [
+        {"type": "function", "name": t["name"], "description": t["description"], "parameters": t["input_schema"]}
+        for t in body.get("tools", [])
+    ]
     return {
         "model": "m",
         "input": items,
@@ -160,7 +163,9 @@ def _gemini(body: Json) -> Json:
                 names[block["id"]] = block["name"]
             parts.append(_part(block, names))
         contents.append({"role": "model" if message["role"] == "assistant" else "user", "parts": parts})
-    declared = [{"name": t["name"], "description": t["description"], "parametersJsonSchema": t["input_schema"]} for t in body.get("tools", [])]
+    declared = [
+        {"name": t["name"], "description": t["description"], "parametersJsonSchema": t["input_schema"]} for t in body.get("tools", [])
+    ]
     return {
         "contents": contents,
         "generationConfig": {"thinkingConfig": {"includeThoughts": True}},

@@ -37,7 +37,10 @@ NO_WORDS = text(lambda t: None)
 
 
 def spelled_anew(reply: Message, names: list[str], rng: random.Random) -> Message:
-    for name in sorted(set(names), key=lambda n: not n.startswith("texts")):
+    chosen = set(names)
+    if "arguments rewritten" in chosen:  # Under an id that is none of ours, other arguments are another call.
+        chosen -= {"ids lost", "ids invented"}
+    for name in sorted(chosen, key=lambda n: not n.startswith("texts")):
         reply = SPELLED[name](reply, rng)
     return reply
 
@@ -139,6 +142,10 @@ EDITED = {
     "the other order of two tools": (
         assistant("x", call('{"a":1}', id="c0"), call('{"a":2}', id="c1", name="cat")),
         assistant("x", call('{"a":3}', id="n0", name="cat"), call('{"a":4}', id="n1")),
+    ),
+    "other arguments under another id": (
+        assistant("x", call('{"path": "a"}', id="c0"), call('{"path": "b"}', id="c1")),
+        assistant("x", call('{"path": "c"}', id="n0"), call('{"path": "d"}', id="n1")),
     ),
     "a call left out": (assistant("x", call(id="c0"), call(id="c1")), assistant("x", call(id="c0"))),
     "a call of the client's own": (assistant("x"), assistant("x", call())),

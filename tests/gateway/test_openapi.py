@@ -73,7 +73,7 @@ async def test_it_is_served_and_names_every_route_and_no_other() -> None:
         routed = set()
         for route in b.gateway._runner.app.router.routes():
             path = route.resource.canonical  # type: ignore[union-attr]
-            for verb in (*routes.GENERATE, routes.COUNT) if "{verb}" in path else ("",):
+            for verb in (*routes.GENERATE, contract.COUNT) if "{verb}" in path else ("",):
                 routed.add((route.method, path.replace("{verb}", verb)))
     documented = {(method.upper(), path) for path, held in served["paths"].items() for method in held}
     wire = {(method, path) for method, path in routed if not path.startswith("/api/v1/")}

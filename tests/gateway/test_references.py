@@ -22,7 +22,7 @@ THOUGHT = "I must look."
 REPLY = f'<think>\n{THOUGHT}\n</think>\n\nI look  at\nboth.\n<tool_call>\n{{"name": "read", "arguments": {{"path": "a"}}}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 STRANGER = "f" * 32
-ARGUMENTS = '{"all":true,"path":"./a"}'
+ARGUMENTS = '{"all":true,"path":" a "}'
 
 
 class Client:

@@ -74,6 +74,8 @@ class WatchedRenderer:
 class MemoryResponder:
     """Stands where the socket is. `leave_at` is the event at which the client goes away."""
 
+    number = 0
+
     def __init__(self, leave_at: int | None) -> None:
         self.leave_at = leave_at
         self.events = 0

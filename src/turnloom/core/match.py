@@ -14,6 +14,7 @@ from are always the recorded ones.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -118,13 +119,39 @@ def resembles(recorded: Message, came: Message) -> bool:
     """Whether `came` may be `recorded` as a client spelled it anew: the same tools called in the same order, and the same
     words but for their spacing, or beside calls none at all.
 
-    Only for a message that names the reply it is; opencode names a call that it could not read `invalid`.
+    Only for a message that names the reply it is; opencode names a call that it could not read `invalid`. A call under
+    another id than the one minted for it must have most of its values still.
     """
-    named = zip(recorded.calls, came.calls, strict=False)
-    if len(recorded.calls) != len(came.calls) or not all(theirs.name in (ours.name, "invalid") for ours, theirs in named):
+    pairs = zip(recorded.calls, came.calls, strict=False)
+    if len(recorded.calls) != len(came.calls) or not all(_respelled(ours, theirs) for ours, theirs in pairs):
         return False
     words = visible_text(came).split()
     return words in [text.split() for text in _texts(recorded)] or (not words and bool(recorded.calls))
+
+
+def _respelled(recorded: ToolCall, came: ToolCall) -> bool:
+    if came.name not in (recorded.name, "invalid"):
+        return False
+    if came.id == recorded.id:
+        return True
+    ours, theirs = _values(recorded.arguments), _values(came.arguments)
+    return 2 * sum((ours & theirs).values()) >= sum(ours.values())
+
+
+def _values(arguments: str) -> Counter[str]:
+    """Every value of a call's arguments as trimmed text; arguments that are not JSON are one value."""
+    found: Counter[str] = Counter()
+    try:
+        left = [json.loads(canonical_arguments(arguments))]
+    except (ValueError, RecursionError):
+        return Counter([arguments.strip()])
+    while left:
+        value = left.pop()
+        if isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
+        else:
+            found[str(value).strip()] += 1
+    return found
 
 
 def begins(recorded: Message, came: Message) -> bool:

@@ -23,6 +23,7 @@ from turnloom.engine.open import open_engine
 from turnloom.errors import ConfigError
 from turnloom.gateway.admin import session_urls
 from turnloom.gateway.app import GatewayApp
+from turnloom.gateway.http_log import server_log
 from turnloom.gateway.labels import Labeler, load_labeler
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.policy import History, load_matcher
@@ -45,6 +46,9 @@ from turnloom.wire.quirks import ALL as ALL_QUIRKS
 from turnloom.wire.quirks import Quirk
 
 T = TypeVar("T")
+
+MAX_HEADER = 64 * 1024
+"""Bytes of one header, or of the request line. Agents describe their turns in headers."""
 
 _NOT_STARTED = "the gateway is not started; use `async with Gateway(...)` or `with Gateway.background(...)`"
 
@@ -182,7 +186,14 @@ class Gateway:
         app = GatewayApp(
             parts, self._sessions, admin_key=self._admin_key, keepalive=self._keepalive, reading=self._reading, labeler=self._labeler
         )
-        self._runner = web.AppRunner(app.app(), handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(
+            app.app(),
+            handler_cancellation=True,
+            access_log=None,
+            logger=server_log(),
+            max_line_size=MAX_HEADER,
+            max_field_size=MAX_HEADER,
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)
         try:

@@ -10,7 +10,7 @@ from functools import partial
 
 from aiohttp import web
 
-from turnloom.errors import NotFound, TurnloomError
+from turnloom.errors import BadRequest, NotFound, TurnloomError
 from turnloom.gateway import admin, auth, routes
 from turnloom.gateway.body import MAX_BODY, read_body
 from turnloom.gateway.labels import Labeler, labelled
@@ -20,13 +20,16 @@ from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
 from turnloom.gateway.turn import Parts, count_tokens, take_turn
 from turnloom.types import Request
-from turnloom.wire.contract import DEFAULT_READING, Dialect, Reading
+from turnloom.wire.contract import COUNT, DEFAULT_READING, Dialect, Reading
 from turnloom.wire.labels import recognise
 
 log = logging.getLogger("turnloom.gateway")
 
-_INLINE_BODY = 256 * 1024
-"""A body this large takes about a millisecond to read; larger ones are read in a thread."""
+_INLINE_BODY = 16 * 1024
+"""A body this large takes about a millisecond to read, whatever it holds; larger ones are read in a thread."""
+
+_MAX_MODEL = 256
+"""Characters of a model's name, which every piece of a stream repeats."""
 
 SPOKEN = web.RequestKey("dialect", Dialect)
 """The dialect of the route that took the request."""
@@ -124,17 +127,19 @@ class GatewayApp:
 
     async def _gemini(self, http: web.Request) -> web.StreamResponse:
         verb = http.match_info["verb"]
-        if verb == routes.COUNT:
+        if verb == COUNT:
             return await self._count(self._dialects.gemini, http)
         if verb in routes.GENERATE:
             return await self._turn(self._dialects.gemini, http)
         http[SPOKEN] = self._dialects.gemini
-        raise NotFound(f"models have no method {verb!r} here; there are {', '.join((*routes.GENERATE, routes.COUNT))}")
+        raise NotFound(f"models have no method {verb!r} here; there are {', '.join((*routes.GENERATE, COUNT))}")
 
     async def _read(self, http: web.Request, dialect: Dialect) -> Request:
         body, envelope = await read_body(http), routes.envelope_of(http)
         read = partial(dialect.read, body, envelope)
         request = read() if len(body) <= _INLINE_BODY else await asyncio.to_thread(read)
+        if len(request.model) > _MAX_MODEL:
+            raise BadRequest(f"model: the name has {len(request.model)} characters; at most {_MAX_MODEL} are supported")
         return labelled(self._labeler, dialect.name, envelope, request)
 
     async def _websocket(self, http: web.Request) -> web.StreamResponse:

@@ -58,14 +58,18 @@ class _Held:
 def continued(tree: Tree, request: Request) -> Request:
     """The request with the history that it names by its last reply standing before its messages. Raises UnknownResponse.
 
-    Instructions are not inherited (OpenAI's rule for `previous_response_id`).
+    Instructions are not inherited (OpenAI's rule for `previous_response_id`). Each
+    reply of that history names its turn, so that of equal ones it is found again.
     """
     if not request.previous:
         return request
     node = tree.node_of.get(request.previous)
     if node is None:
         raise UnknownResponse(str(request.wire.get("previous_response_id", request.previous)))
-    history = tree.messages(node)[1 if request.wire.get("previous_instructed") else 0 :]
+    path = [tree.nodes[each] for each in tree.path(node)[1:]]
+    history = [replace(each.message, ref=each.turn or "") for each in path if each.message is not None]
+    if request.wire.get("previous_instructed") and history[0].role == "system":
+        del history[0]
     own = 1 if request.instructed else 0
     return replace(request, messages=(*request.messages[:own], *history, *request.messages[own:]))
 

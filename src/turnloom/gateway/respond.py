@@ -16,7 +16,7 @@ log = logging.getLogger("turnloom.gateway")
 KEEPALIVE_SECONDS = 15.0
 
 READ_SECONDS = 60.0
-"""How long a client may take to read the end of its reply before it counts as gone."""
+"""How long a client may leave a piece of its reply unread, when no more fits on its way, before it counts as gone."""
 
 
 class OtherChoiceFailed(EngineAborted):
@@ -38,6 +38,8 @@ class Responder:
         self._stream = stream
         self._keepalive = keepalive
         self._writer: StreamWriter | None = None
+        self._head: Head | None = None
+        self._begun = False
         self._opening = b""
         self._response: web.StreamResponse | None = None
         self._pinger: asyncio.Task[None] | None = None
@@ -56,15 +58,23 @@ class Responder:
         return self._response
 
     def open(self, head: Head) -> None:
-        if self._stream and self._writer is None:
-            self._writer = self._dialect.stream(head)
-            self._opening = self._writer.begin()
+        if not self._stream or self._begun or (self._head is not None and self._head.turn_id != head.turn_id):
+            return
+        self._head, self._writer = head, self._dialect.stream(head)
+        if self._pinger is None:
             self._last_write = asyncio.get_running_loop().time()
             self._pinger = asyncio.create_task(self._ping())
 
+    def _begin(self) -> StreamWriter:
+        """The writer, whose opening words are spelled before any other."""
+        assert self._writer is not None
+        if not self._begun:
+            self._begun, self._opening = True, self._writer.begin()
+        return self._writer
+
     async def event(self, event: ReplyEvent, choice: int) -> None:
-        if self._writer is not None and (data := self._writer.event(event, choice)):
-            await self._send(data)
+        if self._writer is not None and (data := self._begin().event(event, choice)):
+            await self._read_in_time(self._send(data))
 
     async def finish(self, reply: Reply, choice: int) -> None:
         self._replies[choice] = reply
@@ -72,7 +82,7 @@ class Responder:
         if last:
             await self._stop_pinging()
         if self._writer is not None:
-            await self._read_in_time(self._finish_stream(self._writer, reply, choice, last))
+            await self._read_in_time(self._finish_stream(self._begin(), reply, choice, last))
         elif len(self.choices) == 1:
             await self._read_in_time(self._write_whole())
         else:
@@ -101,7 +111,8 @@ class Responder:
 
     async def _write_whole(self) -> None:
         replies = [self._replies[number] for number in sorted(self._replies)]
-        self._response = web.Response(body=self._dialect.write(replies), content_type="application/json")
+        headers = self._named(replies[0].head)
+        self._response = web.Response(body=self._dialect.write(replies), content_type="application/json", headers=headers)
         await self._response.prepare(self._http)
         await self._response.write_eof()
 
@@ -143,13 +154,18 @@ class Responder:
         if self._response is None or self._writer is None:
             return http_error(self._dialect.error(error))
         try:
-            await self._read_in_time(self._end_stream(self._writer.error(error)))
+            await self._read_in_time(self._end_stream(self._begin().error(error)))
         except ConnectionError as gone:
             log.info("the client left before it could be told: %s (%s)", error, gone)
         return self._response
 
     async def close(self) -> None:
         await self._stop_pinging()
+
+    def _named(self, head: Head | None = None) -> dict[str, str]:
+        """The turn's id as the official SDKs of Anthropic and OpenAI look for a request's."""
+        found = head or self._head
+        return {} if found is None else {"request-id": f"req_{found.turn_id}", "x-request-id": f"req_{found.turn_id}"}
 
     async def _send(self, data: bytes) -> None:
         async with self._sending:
@@ -159,7 +175,7 @@ class Responder:
         """Write `data`, and before the first of it the status line and what opens the stream. Only while `_sending` is held."""
         if self._response is None:
             assert self._writer is not None
-            self._response = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+            self._response = web.StreamResponse(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **self._named()})
             self._response.content_type = self._writer.content_type
             self._response.charset = "utf-8"
             data = self._opening + data
@@ -169,14 +185,13 @@ class Responder:
 
     async def _ping(self) -> None:
         """A keepalive is spelled only when it goes out at once: some dialects number their events."""
-        assert self._writer is not None
         clock = asyncio.get_running_loop().time
         try:
             while True:
                 await asyncio.sleep(max(self._last_write + self._keepalive - clock(), 0.01))
                 async with self._sending:
                     if clock() - self._last_write >= self._keepalive:
-                        await self._write(self._writer.ping())
+                        await self._read_in_time(self._write(self._begin().ping()))
         except ConnectionError as gone:
             log.info("keepalive stops, the client is gone: %s", gone)
 
@@ -192,19 +207,19 @@ class Choice:
 
     def __init__(self, out: Responder, number: int) -> None:
         self._out = out
-        self._number = number
+        self.number = number
 
     def open(self, head: Head) -> None:
-        """The prompt is built and the engine is asked: from here on the client is kept alive."""
+        """From here on the client is kept alive. Called again when the prompt is built and its length is known."""
         self._out.open(head)
 
     async def event(self, event: ReplyEvent) -> None:
-        await self._out.event(event, self._number)
+        await self._out.event(event, self.number)
 
     async def finish(self, reply: Reply) -> None:
         """Returns when the last byte is with the operating system. Raises ConnectionError when the client is gone,
         OtherChoiceFailed when the response is whole or not at all."""
-        await self._out.finish(reply, self._number)
+        await self._out.finish(reply, self.number)
 
 
 def http_error(error: WireError) -> web.Response:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from aiohttp import web
 
 from turnloom.wire.anthropic import AnthropicDialect
-from turnloom.wire.contract import Dialect, Envelope, Reading
+from turnloom.wire.contract import COUNT, Dialect, Envelope, Reading
 from turnloom.wire.gemini import GeminiDialect
 from turnloom.wire.openai_chat import OpenAIChatDialect
 from turnloom.wire.openai_responses import OpenAIResponsesDialect
@@ -32,7 +32,7 @@ COUNTS = {
 VERSIONS = ("/v1", "/v1beta")
 """Both are Gemini's; `/v1` is everybody's."""
 
-GENERATE, COUNT = ("generateContent", "streamGenerateContent"), "countTokens"
+GENERATE = ("generateContent", "streamGenerateContent")
 
 
 def make_dialects(reading: Reading) -> Dialects:
@@ -59,4 +59,5 @@ def dialect_of(http: web.Request, dialects: Dialects) -> Dialect:
 def envelope_of(http: web.Request) -> Envelope:
     headers = {name.lower(): value for name, value in http.headers.items()}
     named = http.match_info
-    return Envelope(headers, dict(http.query), named.get("model", ""), named.get("verb", ""))
+    verb = COUNT if http.path.endswith(tuple(COUNTS)) else named.get("verb", "")
+    return Envelope(headers, dict(http.query), named.get("model", ""), verb)

@@ -43,7 +43,10 @@ class Session:
 
     @contextmanager
     def turn_slot(self) -> Iterator[None]:
-        """Hold a place for the current task's turn. Raises SessionClosed or LimitReached."""
+        """Hold a place for the current task's turn. Raises SessionClosed or LimitReached.
+
+        A cancellation that comes because the session is closed leaves as SessionClosed: the client is still there.
+        """
         if self.row.status != "open":
             raise SessionClosed("this session is finished; open a new one")
         limit = self.row.limits.max_turns
@@ -55,11 +58,17 @@ class Session:
         self._in_flight.add(task)
         try:
             yield
+        except asyncio.CancelledError:
+            if not self.closing:
+                raise
+            raise SessionClosed("the session was closed while this reply was being made") from None
         finally:
             self._in_flight.discard(task)
 
-    def sampling_for(self, request: Request, prompt: Prompt, engine: Capabilities) -> Sampling:
+    def sampling_for(self, request: Request, prompt: Prompt, engine: Capabilities, choice: int = 0) -> Sampling:
         """The pinned policy with the client's own stop strings, its schema, and the tokens that are left.
+
+        Each further choice of a request has the next seed, else all would be one reply.
 
         Raises PromptTooLong, and BadRequest where the engine cannot hold a reply to a schema.
         """
@@ -75,7 +84,8 @@ class Session:
             raise PromptTooLong(prompt_tokens, context - 2)
         pinned = self.row.sampling
         wishes = [n for n in (request.max_tokens, pinned.max_tokens, room) if n is not None]
-        return replace(pinned, max_tokens=min(wishes), stop=(*pinned.stop, *request.stop), json_schema=request.json_schema)
+        seed = None if pinned.seed is None else (pinned.seed + choice) % 2**63
+        return replace(pinned, seed=seed, max_tokens=min(wishes), stop=(*pinned.stop, *request.stop), json_schema=request.json_schema)
 
     async def commit(self, pending: Pending, output: Output, make: Callable[[int], Turn]) -> Turn:
         """Store the turn, then show it. Raises StoreError, and then nothing has changed."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnloom.engine.contract import Engine
-from turnloom.errors import EngineAborted, SessionClosed
+from turnloom.errors import EngineAborted
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.output import Output
 from turnloom.gateway.policy import SAMPLED, History
@@ -44,18 +44,20 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
     then is on record with its outcome.
     """
     with session.turn_slot():
+        turn_id, started = parts.new_id(), parts.clock()
+        head = Head(turn_id, request.model or parts.default_model, int(started), 0, request)
+        out.open(head)
         engine = await parts.engine.capabilities()
         pending = await prepare(session.tree, continued(session.tree, request))
         prompt = await build_prompt(parts.renderer, session.tree, pending, parts.history)
-        sampling = session.sampling_for(request, prompt, engine)
-        turn_id, started = parts.new_id(), parts.clock()
-        head = Head(turn_id, request.model or parts.default_model, int(started), len(prompt.ids), request)
+        sampling = session.sampling_for(request, prompt, engine, out.number)
         parser = parts.parser(request.tools if request.call_tools else (), prompt.reasoning_open)
         builder = ReplyBuilder(turn_id, dialect.call_prefix)
         ends, stop = parts.renderer.end_ids, sampling.stop
         output = Output(parts.tokenizer, parser, builder, end_ids=ends, stop=stop, show_tokens=request.logprobs)
         decode = parts.tokenizer.decode
         record = TurnRecorder(session, turn_id, pending, prompt, output, sampling, engine, decode, started, parts.clock)
+        head = replace(head, prompt_tokens=len(prompt.ids))
         out.open(head)
         try:
             async with asyncio.timeout(session.row.limits.turn_timeout):
@@ -71,11 +73,9 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
             turn = await record(Outcome.DELIVERED)
             await out.finish(Reply(head, output.message(), output.finish, len(output.ids), tuple(output.tokens)))
         except asyncio.CancelledError:
-            if not session.closing:
-                await record(Outcome.ORPHANED, "the client left")
-                raise
-            await record(Outcome.ABORTED, "the session was closed")
-            raise SessionClosed("the session was closed while this reply was being sampled") from None
+            closed = session.closing
+            await record(Outcome.ABORTED if closed else Outcome.ORPHANED, "the session was closed" if closed else "the client left")
+            raise
         except ConnectionError as error:
             await record(Outcome.ORPHANED, f"the client left: {error}")
             raise

@@ -20,12 +20,16 @@ MAX_STOP_CHARS = 1000
 """Stop strings are searched for in every piece of text, so a request brings only so many, each only so long."""
 
 
+COUNT = "countTokens"
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What of a request stands outside its body: header names in lower case, the query, and what its path names.
 
-    `verb` is the method after the colon of a Gemini path. `accepts_stream`: the
-    Accept header asks for an event stream.
+    `verb` is the method after the colon of a Gemini path, and COUNT where tokens are
+    only to be counted. `accepts_stream`: the Accept header asks for an event
+    stream, and not for JSON as well.
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +39,8 @@ class Envelope:
 
     @property
     def accepts_stream(self) -> bool:
-        return "text/event-stream" in self.headers.get("accept", "")
+        accepted = self.headers.get("accept", "")
+        return "text/event-stream" in accepted and "application/json" not in accepted
 
 
 NO_ENVELOPE = Envelope()

@@ -18,7 +18,7 @@ from turnloom.gateway.openapi.gemini import GEMINI
 from turnloom.gateway.openapi.openai_chat import OPENAI_CHAT
 from turnloom.gateway.openapi.openai_responses import OPENAI_RESPONSES
 from turnloom.gateway.openapi.shapes import READ_PAST, TEXT, Schema, Shapes, either, record, said
-from turnloom.wire.contract import DEFAULT_READING, Dialect
+from turnloom.wire.contract import COUNT, DEFAULT_READING, Dialect
 
 Operation = dict[str, Any]
 
@@ -117,7 +117,7 @@ def _operations() -> Iterator[tuple[str, str, Operation]]:
             yield f"{version}/models/{{model}}:{verb}", "post", _gemini(verb, f"gemini_{verb}_{tag}")
         count = _post("gemini", f"gemini_count_{tag}", "Count the tokens that the prompt would have.", _of("gemini", "Count"), [_MODEL])
         count["requestBody"] = _body("GeminiCountRequest")
-        yield f"{version}/models/{{model}}:{routes.COUNT}", "post", count
+        yield f"{version}/models/{{model}}:{COUNT}", "post", count
         spoken = ["gemini"] if version == "/v1beta" else _EVERYBODYS
         yield f"{version}/models", "get", _get(f"models_{tag}", "The models there are: one.", spoken, "Models")
         yield f"{version}/models/{{model}}", "get", _get(f"model_{tag}", "Every name is that one model.", spoken, "Model", [_MODEL])

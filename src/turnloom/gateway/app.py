@@ -21,15 +21,13 @@ from turnloom.gateway.sessions import Sessions
 from turnloom.gateway.turn import Parts, count_tokens, take_turn
 from turnloom.types import Request
 from turnloom.wire.contract import COUNT, DEFAULT_READING, Dialect, Reading
+from turnloom.wire.fields import MAX_MODEL
 from turnloom.wire.labels import recognise
 
 log = logging.getLogger("turnloom.gateway")
 
 _INLINE_BODY = 16 * 1024
 """A body this large takes about a millisecond to read, whatever it holds; larger ones are read in a thread."""
-
-_MAX_MODEL = 256
-"""Characters of a model's name, which every piece of a stream repeats."""
 
 SPOKEN = web.RequestKey("dialect", Dialect)
 """The dialect of the route that took the request."""
@@ -138,8 +136,8 @@ class GatewayApp:
         body, envelope = await read_body(http), routes.envelope_of(http)
         read = partial(dialect.read, body, envelope)
         request = read() if len(body) <= _INLINE_BODY else await asyncio.to_thread(read)
-        if len(request.model) > _MAX_MODEL:
-            raise BadRequest(f"model: the name has {len(request.model)} characters; at most {_MAX_MODEL} are supported")
+        if len(request.model) > MAX_MODEL:
+            raise BadRequest(f"model: the name has {len(request.model)} characters; at most {MAX_MODEL} are supported")
         return labelled(self._labeler, dialect.name, envelope, request)
 
     async def _websocket(self, http: web.Request) -> web.StreamResponse:

@@ -14,6 +14,8 @@ MAX_MESSAGES = 20_000
 MAX_PARTS = 4096
 """Parts of one message, or of one tool result."""
 MAX_TOOLS = 4096
+MAX_MODEL = 256
+"""Characters of a model's name, which every piece of a stream repeats."""
 
 
 def string(fields: Mapping[str, Any], key: str, where: str) -> str:

@@ -27,7 +27,7 @@ from turnloom.gateway.openapi.shapes import (
     tagged,
     with_text,
 )
-from turnloom.wire.fields import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from turnloom.wire.fields import MAX_MESSAGES, MAX_MODEL, MAX_PARTS, MAX_TOOLS
 
 _IMAGE = said(tagged("image", {"source": loose(OBJECT)}, "source"), "Refused with a 400, or a placeholder in words, as the gateway is set.")
 _DOCUMENT = said(
@@ -69,7 +69,7 @@ REQUEST: Schema = {
     "description": f"{SAMPLED} The last message must not be the assistant's.",
     **record(
         {
-            "model": loose(said(TEXT, "Any name; the reply repeats it.")),
+            "model": loose(said(TEXT, f"Any name of at most {MAX_MODEL} characters; the reply repeats it.")),
             "messages": listed(either(_USER, _ASSISTANT, _SYSTEM), MAX_MESSAGES, 1),
             "system": maybe(_TEXT_CONTENT),
             "max_tokens": maybe(COUNT),

@@ -19,6 +19,7 @@ from turnloom.gateway.openapi.openai_chat import OPENAI_CHAT
 from turnloom.gateway.openapi.openai_responses import OPENAI_RESPONSES
 from turnloom.gateway.openapi.shapes import READ_PAST, TEXT, Schema, Shapes, either, record, said
 from turnloom.wire.contract import COUNT, DEFAULT_READING, Dialect
+from turnloom.wire.fields import MAX_MODEL
 
 Operation = dict[str, Any]
 
@@ -63,7 +64,13 @@ _LABEL = {
     "description": "What the request is for. Else it is recognised.",
 }
 _KEY = {"name": "key", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}, "description": "The session's key."}
-_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}, "description": "Any name."}
+_MODEL = {
+    "name": "model",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_MODEL},
+    "description": "Any name.",
+}
 _ALT = {
     "name": "alt",
     "in": "query",

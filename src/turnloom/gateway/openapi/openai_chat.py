@@ -30,7 +30,7 @@ from turnloom.gateway.openapi.shapes import (
     tagged,
     with_text,
 )
-from turnloom.wire.fields import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from turnloom.wire.fields import MAX_MESSAGES, MAX_MODEL, MAX_PARTS, MAX_TOOLS
 from turnloom.wire.openai_chat.read import MAX_CHOICES
 
 _ATTACHED = [
@@ -90,7 +90,7 @@ REQUEST: Schema = {
     "description": f"{SAMPLED} The last message must not be the assistant's, and something must be said before it.",
     **record(
         {
-            "model": loose(said(TEXT, "Any name; the reply repeats it.")),
+            "model": loose(said(TEXT, f"Any name of at most {MAX_MODEL} characters; the reply repeats it.")),
             "messages": listed(_MESSAGE, MAX_MESSAGES, 1),
             "max_completion_tokens": maybe(COUNT),
             "max_tokens": said(maybe(COUNT), "The older name; where both are sent, the smaller holds."),

@@ -29,7 +29,7 @@ from turnloom.gateway.openapi.shapes import (
     tagged,
     with_text,
 )
-from turnloom.wire.fields import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
+from turnloom.wire.fields import MAX_MESSAGES, MAX_MODEL, MAX_PARTS, MAX_TOOLS
 
 _ATTACHED = [
     said(tagged(kind, {field: loose(TEXT)}, field), "Refused with a 400, or a placeholder in words, as the gateway is set.")
@@ -92,7 +92,7 @@ REQUEST: Schema = {
     "description": f"{SAMPLED} Items are not stored: none can be referred to.",
     **record(
         {
-            "model": loose(said(TEXT, "Any name; the reply repeats it.")),
+            "model": loose(said(TEXT, f"Any name of at most {MAX_MODEL} characters; the reply repeats it.")),
             "input": either(SOME_TEXT, listed(either(*_ITEMS), MAX_MESSAGES, 1)),
             "instructions": maybe(TEXT),
             "max_output_tokens": maybe(COUNT),

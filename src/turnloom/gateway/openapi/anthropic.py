@@ -61,7 +61,10 @@ _SYSTEM = tagged("system", {"content": _TEXT_CONTENT}, tag="role")
 
 _TOOL = either(
     record({"type": is_(None, "custom"), "name": TEXT, "description": maybe(TEXT), "input_schema": JSON_SCHEMA}, "name", "input_schema"),
-    said(record({"type": {"not": is_(None, "custom")}, "name": TEXT}), "Runs on a provider's servers: it is not offered to the model."),
+    said(
+        record({"type": {"not": is_(None, "custom")}, "name": loose(TEXT)}, "type"),
+        "Runs on a provider's servers: it is not offered to the model.",
+    ),
 )
 _FORMAT = tagged("json_schema", {"schema": JSON_SCHEMA})
 

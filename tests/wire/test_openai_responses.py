@@ -9,7 +9,7 @@ import pytest
 
 from turnloom.errors import BadRequest, UnknownResponse
 from turnloom.types import Message, Reasoning, Request, Text, Tool, ToolCall, ToolResult
-from turnloom.wire.contract import Envelope, Reading
+from turnloom.wire.contract import COUNT, Envelope, Reading
 from turnloom.wire.openai_responses import OpenAIResponsesDialect
 from turnloom.wire.quirks import ALL, Quirk
 from turnloom.wire.refs import as_base64
@@ -102,6 +102,35 @@ def test_items_that_name_no_turn_go_with_those_they_stand_beside() -> None:
     bare = {"role": "assistant", "content": "I look."}
     found = messages(USER, bare, called(A, "ls"), answered(A, "x"), bare, USER)
     assert [(m.role, len(m.parts), m.ref) for m in found[1:4]] == [("assistant", 2, A), ("tool", 1, ""), ("assistant", 1, "")]
+
+
+@pytest.mark.parametrize("text", ["Our reply.", ""])
+def test_words_that_name_a_turn_do_not_go_on_with_the_clients_own(text: str) -> None:
+    """A request may end with a reply of the client's; ours is another one after it."""
+    own = {"role": "assistant", "content": "Earlier words."}
+    found = messages(USER, own, said(A, text), called(A, "ls", 1), answered(A, "x", 1), USER)
+    assert [(m.role, m.ref) for m in found] == [("user", ""), ("assistant", ""), ("assistant", A), ("tool", ""), ("user", "")]
+    assert found[1].parts == (Text("Earlier words."),)
+
+
+def test_a_piece_that_says_nothing_is_no_part_of_a_reply() -> None:
+    """An empty reply goes out as an empty message, and comes back as it stands on record."""
+    assert messages(USER, said(A, ""), USER)[1] == Message("assistant", (), A)
+
+
+def test_a_call_without_its_namespace_is_of_the_one_tool_of_that_name() -> None:
+    group = [{"type": "namespace", "name": n, "tools": [{"type": "function", "name": f} for f in ("read", n)]} for n in ("a", "b")]
+    found = read(
+        tools=[*group, {"type": "function", "name": "ls"}], input=[USER, *(called(A, n, i) for i, n in enumerate(("a", "read", "ls")))]
+    )
+    assert [c.name for c in found.messages[1].calls] == ["a__a", "read", "ls"]
+
+
+def test_counting_needs_nothing_to_answer() -> None:
+    body = json.dumps({"input": [{"role": "assistant", "content": "I look."}]}).encode()
+    assert len(DIALECT.read(body, Envelope(verb=COUNT)).messages) == 1
+    with pytest.raises(BadRequest, match="at least one user message"):
+        DIALECT.read(body)
 
 
 def test_calls_of_one_turn_with_their_outputs_between_them_are_one_message() -> None:

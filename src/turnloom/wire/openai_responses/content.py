@@ -29,10 +29,11 @@ class Content:
         return texts
 
     def assistant(self, content: Any, where: str) -> tuple[Text, ...]:
-        """What a reply said; a refusal is said too."""
+        """What a reply said, without pieces that say nothing; a refusal is said too."""
         if isinstance(content, str):
-            return (Text(content),)
-        return tuple(_said(part, f"{where}.{i}") for i, part in enumerate(_parts(content, where)))
+            return (Text(content),) if content else ()
+        said = (_said(part, f"{where}.{i}") for i, part in enumerate(_parts(content, where)))
+        return tuple(text for text in said if text.text)
 
     def output(self, content: Any, where: str) -> str:
         """What a tool answered, as one text."""

@@ -19,7 +19,7 @@ from turnloom.wire.fields import MAX_MESSAGES, MAX_PARTS, string
 from turnloom.wire.json import text_of
 from turnloom.wire.openai_responses.content import Content
 from turnloom.wire.openai_responses.ids import turn_of
-from turnloom.wire.openai_responses.tools import Toolbox, full_name
+from turnloom.wire.openai_responses.tools import Toolbox
 from turnloom.wire.quirks import Quirk
 from turnloom.wire.refs import turn_in_base64
 
@@ -85,7 +85,7 @@ class ItemReader:
     def _message(self, item: _Item, where: str) -> None:
         role, content, at = item.get("role"), item.get("content"), f"{where}.content"
         if role == "assistant":
-            self._say(self._content.assistant(content, at), turn_of(item.get("id")), where)
+            self._say(self._content.assistant(content, at), turn_of(item.get("id")), where, words=True)
         elif role == "user":
             self._add(Message("user", self._content.user(content, at)))
         elif role in ("system", "developer"):
@@ -100,11 +100,16 @@ class ItemReader:
         if message.role != "tool":
             self._reply = -1
 
-    def _say(self, parts: tuple[Part, ...], ref: str, where: str) -> None:
-        """A part of a reply: of the last one where both name the same turn, or nothing tells them apart."""
+    def _say(self, parts: tuple[Part, ...], ref: str, where: str, *, words: bool = False) -> None:
+        """A part of a reply: of the last one where both name the same turn, or nothing tells them apart.
+
+        Words or calls that name no turn are not the beginning of words that name one: the client wrote them.
+        """
         if self._reply >= 0:
             last = self._messages[self._reply]
-            together = self._reply == len(self._messages) - 1 and not (ref and last.ref)
+            # A client that keeps the ids of words keeps them for all of a reply's.
+            another = ref and (last.ref or (words and any(isinstance(p, Text | ToolCall) for p in last.parts)))
+            together = self._reply == len(self._messages) - 1 and not another
             if together or (ref and ref == last.ref):
                 if len(last.parts) + len(parts) > MAX_PARTS:
                     raise BadRequest(f"{where}: a reply has more than {MAX_PARTS} items")
@@ -121,10 +126,10 @@ class ItemReader:
 
     def _function_call(self, item: _Item, where: str) -> None:
         arguments = fields.optional_string(item, "arguments", where)
-        self._call(item, full_name(string(item, "name", where), item.get("namespace")), arguments or "{}", where)
+        self._call(item, self._toolbox.called(string(item, "name", where), item.get("namespace")), arguments or "{}", where)
 
     def _custom_call(self, item: _Item, where: str) -> None:
-        name = full_name(string(item, "name", where), item.get("namespace"))
+        name = self._toolbox.called(string(item, "name", where), item.get("namespace"))
         self._call(item, name, freeform.arguments_of(string(item, "input", where)), where)
 
     def _provider_call(self, item: _Item, name: str, holder: str, where: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from turnloom.errors import BadRequest, UnknownResponse
 from turnloom.types import Message, Request, Text
 from turnloom.wire import fields
-from turnloom.wire.contract import DEFAULT_READING, Envelope, Reading
+from turnloom.wire.contract import COUNT, DEFAULT_READING, Envelope, Reading
 from turnloom.wire.json import read_object, text_of
 from turnloom.wire.openai_responses.ids import turn_of_response
 from turnloom.wire.openai_responses.items import ItemReader
@@ -60,7 +60,8 @@ def read(body: bytes, envelope: Envelope, reading: Reading = DEFAULT_READING) ->
     messages = items.read(sent.get("input"))
     previous_id = fields.optional_string(sent, "previous_response_id", "")
     previous, previous_instructed = _previous(previous_id)
-    _need_something_to_answer(messages, previous)
+    if envelope.verb != COUNT:
+        _need_something_to_answer(messages, previous)
     model = sent.get("model")
     return Request(
         messages=(*([Message("system", (Text(instructions),))] if instructions else []), *messages),

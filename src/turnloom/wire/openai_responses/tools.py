@@ -29,6 +29,14 @@ class Toolbox:
     def declined(self) -> tuple[str, ...]:
         return tuple(self._declined)
 
+    def called(self, name: str, group: object) -> str:
+        """The full name of a call's tool. A client that leaves the namespace out means the one tool of that short name."""
+        full = full_name(name, group)
+        if full in self._tools or group:
+            return full
+        found = [tool.name for tool in self._tools.values() if tool.namespace and short_name(tool) == name]
+        return found[0] if len(found) == 1 else full
+
     def add(self, value: Any, where: str) -> None:
         """All tools of a list. One that is known by its name already takes the other's place."""
         for i, sent in enumerate(fields.objects(value, where, MAX_TOOLS)):

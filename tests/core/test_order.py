@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.histories import Weaver, assistant, call, request, result, system, user
-from turnloom.core.match import CANONICAL, STRICT, Matcher
-from turnloom.core.order import as_recorded, same_calls
+from turnloom.core.match import CANONICAL, STRICT, Matcher, call_key
+from turnloom.core.order import Answered, as_recorded, same_calls
 from turnloom.core.records import Delta
 from turnloom.core.restore import calls_before, restored, restored_tail
 from turnloom.core.tree import Tree
-from turnloom.types import Message
+from turnloom.types import Message, ToolCall, ToolResult
 
 GO = user("go")
 FIRST, SECOND = call('{"a": 1}', "m0"), call('{"a": 2}', "m1")
@@ -108,6 +112,109 @@ def test_which_call_came_back(recorded: list, came: list, places: list) -> None:
     assert same_calls(assistant("", *recorded), assistant("", *came)) == places
 
 
+def by_definition(recorded: Message, came: Message) -> list[int | None]:
+    """`same_calls` as its docstring says it, call by call: slow and plain."""
+    ours, theirs = [c.id for c in recorded.calls], [c.id for c in came.calls]
+    if len(set(ours)) == len(ours) == len(theirs) and set(ours) == set(theirs):
+        return [ours.index(call_id) for call_id in theirs]
+    if len(ours) == len(theirs) == 1:
+        return [0]
+    said, echoed = [call_key(c) for c in recorded.calls], [call_key(c) for c in came.calls]
+    ways: tuple[Callable[[int, int], bool], ...] = (
+        lambda i, j: theirs[i] == ours[j] and echoed[i] == said[j],
+        lambda i, j: theirs[i] not in ours and ours[j] not in theirs and echoed[i] == said[j],
+        lambda i, j: theirs[i] == ours[j],
+        lambda i, j: True,
+    )
+    found: list[int | None] = [None] * len(theirs)
+    left = list(range(len(ours)))
+    for same in ways:
+        for i in range(len(theirs)):
+            place = next((j for j in left if same(i, j)), None) if found[i] is None else None
+            if place is not None:
+                found[i] = place
+                left.remove(place)
+    return found
+
+
+CALLS = st.lists(st.builds(call, st.sampled_from(['{"n":1}', '{"n": 1}', '{"n":2}', "{}"]), st.sampled_from("abcde")), max_size=7)
+
+
+@given(CALLS, CALLS)
+def test_which_call_came_back_is_as_it_is_defined(recorded: list[ToolCall], came: list[ToolCall]) -> None:
+    assert same_calls(assistant("", *recorded), assistant("", *came)) == by_definition(assistant("", *recorded), assistant("", *came))
+
+
+@given(CALLS, st.lists(st.sampled_from("abcdef") | st.none(), max_size=10))
+def test_the_next_of_several_calls_under_one_id_is_answered(recorded: list[ToolCall], ids: list[str | None]) -> None:
+    """Committed in any pieces, each result stands at the place that counting from the reply gives; None is a message of the user's."""
+    reply = assistant("", *recorded)
+    answered = Answered(reply, reply)
+    for number, given_id in enumerate(ids):
+        places = [i for i, c in enumerate(recorded) if c.id == given_id]
+        expected = places[min(ids[:number].count(given_id), len(places) - 1)] if places else -1
+        assert answered.place(GO if given_id is None else result("r", given_id)) == expected
+
+
+class Counted(str):
+    """A string that counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+class Parts(tuple):  # type: ignore[type-arg]
+    """Parts that count how many of them are looked at."""
+
+    looked = 0
+
+    def __iter__(self) -> Any:
+        Parts.looked += len(self)
+        return super().__iter__()
+
+
+def fresh(text: str) -> Counted:
+    return Counted(text)
+
+
+IDS: dict[str, tuple[Callable[[int], str], Callable[[int], str]]] = {
+    "the same": (lambda i: f"c{i}", lambda i: f"c{i}"),
+    "renamed": (lambda i: f"c{i}", lambda i: f"x{i}"),
+    "one for all": (lambda i: "c", lambda i: "c"),
+    "half renamed": (lambda i: f"c{i}", lambda i: f"c{i}" if i % 2 else f"x{i}"),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), IDS.values(), ids=IDS)
+def test_work_is_linear_in_the_calls_and_their_results(ours: Callable[[int], str], theirs: Callable[[int], str]) -> None:
+    """A whole history resolved, staged, committed, restored and read again: what is compared and looked at grows with its calls."""
+
+    def work(n: int) -> int:
+        def reply(name: Callable[[int], str]) -> Message:
+            return Message("assistant", Parts(ToolCall(fresh(name(i)), "ls", f'{{"n":{i}}}') for i in range(n)))
+
+        came = [Message("tool", (ToolResult(fresh(theirs(i)), f"r{i}"),)) for i in range(n)]
+        notes = [user("and")] if n else []
+        w = Weaver()
+        w.say(request(GO), reply(ours))
+        Counted.compared = Parts.looked = 0
+        asked = [GO, reply(theirs), *came[: n // 2], *notes, *came[n // 2 :]]
+        w.say(request(*asked), assistant("Done."))
+        pending = w.tree.prepare(request(*asked, assistant("Done."), user("n")))
+        assert pending.base == "t1"
+        restored(w.tree, pending)
+        own = [GO, user("own"), reply(theirs), *reversed(came)]
+        w.say(request(*own), assistant("Own."))
+        return Counted.compared + Parts.looked
+
+    small, large = work(100), work(400)
+    assert large <= 4.5 * small
+
+
 def test_ids_that_name_other_calls_than_their_words_are_counted() -> None:
     w = woven()
     crossed = assistant("", call('{"a":2}', "m0"), call('{"a":1}', "m1"))
@@ -152,11 +259,11 @@ def test_a_tree_that_is_read_again_finds_the_same_histories(echo: Message, names
 def test_keys_of_the_request_spare_apply_none_of_the_order() -> None:
     """With and without the keys that were computed for the request, the same is found."""
     asked = request(GO, SAID, TWO, ONE, user("n"))
-    for given in (True, False):
+    for reused in (True, False):
         w = woven()
         pending = w.tree.prepare(asked)
         turn = Weaver().say(asked, assistant("x"), id="t1")
-        w.tree.apply(w.tree.stage(pending, assistant("Done."), turn), pending if given else None)
+        w.tree.apply(w.tree.stage(pending, assistant("Done."), turn), pending if reused else None)
         for order in ([ONE, TWO], [TWO, ONE]):
             assert w.tree.prepare(request(GO, SAID, *order, user("n"), assistant("Done."))).base == "t1"
 

@@ -196,6 +196,21 @@ async def test_thinking_comes_back_or_does_not_and_the_history_goes_on(echo: str
         assert trained_texts(b, sample) == [f"{reply}{END}" for reply in THOUGHTS]
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_thinking_that_nobody_asked_for_is_kept_and_not_shown(stream: bool) -> None:
+    async with bench(THOUGHTS, tokenizer=qwen_tokenizer("qwen3")) as b, client_of(b) as client:
+        messages: list[Any] = [{"role": "user", "content": "Look."}]
+        for _ in THOUGHTS:
+            reply = await ask(client, stream, asked(messages))
+            assert {block.type for block in reply.content} <= {"text", "tool_use"}
+            given = results(reply)[1]["content"] or "Thanks."
+            messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": given}]
+        one, two = (await b.session()).tree.turns.values()
+        assert (two.base, two.fork, two.respelled) == (one.id, None, 0)
+        (sample,) = await b.handle.finish()
+        assert trained_texts(b, sample) == [f"{reply}{END}" for reply in THOUGHTS]
+
+
 async def test_a_server_tool_is_declined_by_name_and_its_client_goes_on() -> None:
     search: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
     hello: list[Any] = [{"role": "user", "content": "Hi"}]

@@ -197,7 +197,7 @@ async def test_turns_that_start_together_have_their_reasons_too() -> None:
 async def test_a_signature_names_its_turn() -> None:
     """Two replies with the same words: the one whose signature came back is the one that goes on."""
     async with bench(["<think>\none\n</think>\n\nsame", "<think>\ntwo\n</think>\n\nsame", "next"], tokenizer=qwen_tokenizer("qwen3")) as b:
-        body = user("hi")
+        body = {**user("hi"), "thinking": {"type": "adaptive"}}
         first = await b.post(body)
         await b.post(body)
         thinking, text = first.body["content"]

@@ -197,8 +197,10 @@ def _gemini_blocks(reply: Json) -> list[Json]:
     return found
 
 
+_THINKING = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
+
 TONGUES = {
-    "anthropic": Tongue(AnthropicDialect(), lambda body: {**body, "messages": _kept(body)}, lambda reply: reply["content"]),
+    "anthropic": Tongue(AnthropicDialect(), lambda body: {**body, **_THINKING, "messages": _kept(body)}, lambda reply: reply["content"]),
     "openai_chat": Tongue(OpenAIChatDialect(), _chat, _chat_blocks),
     "openai_responses": Tongue(OpenAIResponsesDialect(), _responses, _responses_blocks),
     "gemini": Tongue(GeminiDialect(), _gemini, _gemini_blocks, Envelope(model="m", verb="generateContent")),

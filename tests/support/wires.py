@@ -69,6 +69,7 @@ WIRES = {
             r'"type":"text_delta","text":' + JSON_STRING,
             'event: ping\ndata: {"type":"ping"}\n\n',
             r'"thinking":' + JSON_STRING + r"\}\}",
+            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
             error="event: error\n",
         ),
         Wire(

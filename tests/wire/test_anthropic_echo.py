@@ -18,12 +18,13 @@ from turnloom.core.match import message_key
 from turnloom.parse.contract import CallEvent, ParseEvent, ReasoningDelta, TextDelta
 from turnloom.types import Finish, FinishReason, Message, Request
 from turnloom.wire.anthropic import AnthropicDialect
+from turnloom.wire.anthropic.read import THOUGHTS
 from turnloom.wire.contract import Head, Reply
 from turnloom.wire.reply import ReplyBuilder
 
 DIALECT = AnthropicDialect()
 TURN = "0123456789abcdef" * 2
-HEAD = Head(TURN, "m", 0, 7, Request(()))
+HEADS = [Head(TURN, "m", 0, 7, Request((), wire={THOUGHTS: asked})) for asked in (True, False)]
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 words = st.text(st.sampled_from('ab é\n"{}世🙂'), max_size=6)
@@ -40,12 +41,12 @@ events: st.SearchStrategy[list[ParseEvent]] = st.lists(
 finishes = st.sampled_from([Finish(FinishReason.STOP), Finish(FinishReason.STOP, "END"), Finish(FinishReason.LENGTH)])
 
 
-def spoken(plan: Iterable[ParseEvent], finish: Finish) -> tuple[Reply, bytes]:
-    builder, writer = ReplyBuilder(TURN, DIALECT.call_prefix), DIALECT.stream(HEAD)
+def spoken(plan: Iterable[ParseEvent], finish: Finish, head: Head) -> tuple[Reply, bytes]:
+    builder, writer = ReplyBuilder(TURN, DIALECT.call_prefix), DIALECT.stream(head)
     sent = writer.begin()
     for event in plan:
         sent += writer.event(builder.feed(event)) + writer.ping()
-    reply = Reply(HEAD, builder.message(), finish, 3)
+    reply = Reply(head, builder.message(), finish, 3)
     return reply, sent + writer.finish(reply)
 
 
@@ -60,9 +61,9 @@ def streamed(sent: bytes) -> SdkMessage:
 
 
 @settings(max_examples=100, deadline=None)
-@given(events, finishes)
-def test_a_stream_adds_up_to_the_reply_as_a_whole(plan: list[ParseEvent], finish: Finish) -> None:
-    reply, sent = spoken(plan, finish)
+@given(events, finishes, st.sampled_from(HEADS))
+def test_a_stream_adds_up_to_the_reply_as_a_whole(plan: list[ParseEvent], finish: Finish, head: Head) -> None:
+    reply, sent = spoken(plan, finish, head)
     whole = SdkMessage.model_validate_json(DIALECT.write([reply]), strict=True)
     added = streamed(sent)
 
@@ -86,9 +87,9 @@ def test_a_stream_adds_up_to_the_reply_as_a_whole(plan: list[ParseEvent], finish
 
 
 @settings(max_examples=100, deadline=None)
-@given(events, finishes, st.booleans())
-def test_a_reply_sent_back_is_that_reply_and_names_its_turn(plan: list[ParseEvent], finish: Finish, stream: bool) -> None:
-    reply, sent = spoken(plan, finish)
+@given(events, finishes, st.booleans(), st.sampled_from(HEADS))
+def test_a_reply_sent_back_is_that_reply_and_names_its_turn(plan: list[ParseEvent], finish: Finish, stream: bool, head: Head) -> None:
+    reply, sent = spoken(plan, finish, head)
     message = streamed(sent) if stream else SdkMessage.model_validate_json(DIALECT.write([reply]))
     content = [block.model_dump(exclude_none=True) for block in message.content]
     told = [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}, {"role": "user", "content": "b"}]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from turnloom.types import Message, Request
 from turnloom.wire.anthropic import AnthropicDialect
+from turnloom.wire.anthropic.read import THOUGHTS
 from turnloom.wire.contract import Reading
 
 DIALECT = AnthropicDialect()
@@ -25,9 +27,10 @@ def messages(*items: Any) -> tuple[Message, ...]:
 
 
 HARMLESS: dict[str, Any] = {
-    "thinking enabled": {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-    "thinking adaptive": {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+    "effort": {"output_config": {"effort": "high"}},
     "thinking disabled": {"thinking": {"type": "disabled"}},
+    "thinking of no known kind": {"thinking": {"type": ["enabled"]}},
+    "thinking that is no object": {"thinking": "enabled"},
     "context management": {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
     "who asks": {"metadata": {"user_id": '{"session_id": "s"}'}, "service_tier": "auto", "container": None},
     "sampling": {"temperature": 0.2, "top_p": 0.9, "top_k": 5},
@@ -40,6 +43,11 @@ HARMLESS: dict[str, Any] = {
 @pytest.mark.parametrize("fields", HARMLESS.values(), ids=HARMLESS)
 def test_what_does_not_concern_the_prompt_is_read_past(fields: dict[str, Any]) -> None:
     assert read(**fields) == read()
+
+
+@pytest.mark.parametrize("asked", [{"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}], ids=["enabled", "adaptive"])
+def test_thinking_is_asked_for_and_changes_nothing_else(asked: dict[str, Any]) -> None:
+    assert read(thinking=asked) == replace(read(), wire={THOUGHTS: True})
 
 
 def test_tools_may_be_forbidden() -> None:

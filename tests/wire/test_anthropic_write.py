@@ -31,17 +31,19 @@ from turnloom.errors import (
 from turnloom.parse.contract import ReasoningDelta, TextDelta
 from turnloom.types import Finish, FinishReason, Message, Reasoning, Request, Text, ToolCall
 from turnloom.wire.anthropic import AnthropicDialect
+from turnloom.wire.anthropic.read import THOUGHTS
 from turnloom.wire.contract import Head, Reply
 from turnloom.wire.json import whole_text
 
 DIALECT = AnthropicDialect()
 TURN = "0" * 31 + "1"
-HEAD = Head(TURN, "m", 0, 7, Request(()))
+UNASKED = Head(TURN, "m", 0, 7, Request(()))
+HEAD = Head(TURN, "m", 0, 7, Request((), wire={THOUGHTS: True}))
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
-def reply(*parts: Any, finish: Finish = Finish(FinishReason.STOP)) -> Reply:  # noqa: B008 (frozen)
-    return Reply(HEAD, Message("assistant", parts), finish, 3)
+def reply(*parts: Any, finish: Finish = Finish(FinishReason.STOP), head: Head = HEAD) -> Reply:  # noqa: B008 (frozen)
+    return Reply(head, Message("assistant", parts), finish, 3)
 
 
 def test_write_a_message_that_the_sdk_reads() -> None:
@@ -174,6 +176,21 @@ def test_stream_a_transcript() -> None:
         "delta": {"stop_reason": "tool_use", "stop_sequence": None},
         "usage": {"input_tokens": 7, "output_tokens": 3, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0},
     }
+
+
+def test_thinking_that_nobody_asked_for_is_not_shown() -> None:
+    done = reply(Reasoning("a"), Text("One."), Reasoning("b"), Text("Two."), Reasoning("c"), head=UNASKED)
+    assert json.loads(DIALECT.write([done]))["content"] == [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
+    writer = DIALECT.stream(UNASKED)
+    sent = writer.begin()
+    for event in (ReasoningDelta("a"), TextDelta("\n\n"), TextDelta("One."), ReasoningDelta("b"), TextDelta("Two."), ReasoningDelta("c")):
+        sent += writer.event(event)
+    events = read_sse((sent + writer.finish(done)).decode())
+    kinds = [(name.removeprefix("content_block_"), data["index"]) for name, data in events if name.startswith("content_block_")]
+    assert kinds == [("start", 0), ("delta", 0), ("stop", 0), ("start", 1), ("delta", 1), ("stop", 1)]
+    assert not any("thinking" in json.dumps(data) or "signature" in json.dumps(data) for _, data in events)
+    silent = reply(Reasoning("a"), head=UNASKED)
+    assert json.loads(DIALECT.write([silent]))["content"] == []
 
 
 @given(st.lists(st.sampled_from(["t:hello", "t: ", "t:\n", "r:think", "c"]), max_size=10))

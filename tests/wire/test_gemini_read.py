@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from turnloom.errors import BadRequest
 from turnloom.types import Message, Reasoning, Request, Text, Tool, ToolCall, ToolResult
 from turnloom.wire.contract import Envelope, Reading
-from turnloom.wire.gemini import GeminiDialect
+from turnloom.wire.gemini import GeminiDialect, contents
 from turnloom.wire.refs import as_base64
 
 DIALECT = GeminiDialect()
@@ -287,6 +288,18 @@ def test_what_a_function_gave_back(response: Any, text: str, is_error: bool) -> 
     assert found[-1] == Message("tool", (ToolResult("c", text, is_error),))
 
 
+def test_a_late_response_answers_the_call_whose_id_it_has() -> None:
+    """The first call was still running when the user spoke and another of that name was made."""
+    found = messages(
+        user({"text": "go"}),
+        model(call("read", "call_a", path="a")),
+        user({"text": "meanwhile"}),
+        model(call("read", "call_b", path="b")),
+        user(answer("read", "of a", "call_a"), answer("read", "of b", "call_b")),
+    )
+    assert [(p.call_id, p.text) for m in found for p in m.parts if isinstance(p, ToolResult)] == [("call_a", "of a"), ("call_b", "of b")]
+
+
 def test_the_role_function_is_the_users() -> None:
     assert messages(HI, model(call("ls", "c")), {"role": "function", "parts": [answer("ls", "x", "c")]})[-1].role == "tool"
 
@@ -357,3 +370,52 @@ def test_structured_output() -> None:
 def test_logprobs_of_the_chosen_tokens_can_be_asked_for() -> None:
     assert read(generationConfig={"responseLogprobs": True}).logprobs is True
     assert read(generationConfig={"responseLogprobs": False, "candidateCount": 1, "responseModalities": ["TEXT"]}).logprobs is False
+
+
+@pytest.mark.parametrize(("came", "wanted"), [("5", 5), ("8.0", 8), (5, 5), (8.0, 8), (None, None)])
+def test_integers_may_be_strings(came: Any, wanted: int | None) -> None:
+    config = {"maxOutputTokens": came, "candidateCount": "1", "logprobs": "0"}
+    assert read(generationConfig=config).max_tokens == read(generation_config={"max_output_tokens": came}).max_tokens == wanted
+
+
+def test_a_long_reply_may_come_back_a_chunk_at_a_time() -> None:
+    """google-genai's chats keep each chunk of a stream as a content of its own."""
+    (reply, _) = messages(*[model({"text": "a"})] * 6000, HI)
+    assert reply.parts == (Text("a" * 6000),)
+
+
+ANSWERS = {
+    "in order": lambda n: [answer("f", "x", f"c{i}") for i in range(n)],
+    "in reverse": lambda n: [answer("f", "x", f"c{i}") for i in reversed(range(n))],
+    "by name": lambda n: [answer("f", "x") for _ in range(n)],
+    "of no call": lambda n: [answer("g", "x", "unknown") for _ in range(n)],
+    "by id, then by name": lambda n: [answer("f", "x", f"c{i}") for i in range(n // 2)] + [answer("f", "x") for _ in range(n // 2)],
+}
+
+
+@pytest.mark.parametrize("answers", ANSWERS.values(), ids=ANSWERS)
+def test_work_is_linear_in_the_calls_that_are_answered(answers: Callable[[int], list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = 0
+
+    class Looked(ToolCall):
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__getattribute__(name)
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal looked
+            looked += 1
+            return super().__eq__(other)
+
+        __hash__ = ToolCall.__hash__
+
+    monkeypatch.setattr(contents, "ToolCall", Looked)
+    counts = []
+    for n in (200, 800):
+        looked = 0
+        messages(model(*(call("f", f"c{i}") for i in range(n))), user(*answers(n)))
+        counts.append(looked)
+    assert counts[1] <= 4.5 * counts[0]

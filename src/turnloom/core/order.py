@@ -7,11 +7,12 @@ their order alone, so those that directly follow a reply are put into the order 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from turnloom.core.match import call_key
-from turnloom.types import Message, ToolResult
+from turnloom.types import Message, ToolCall, ToolResult
 
 NO_CALL = -1
 """The place of what answers no call of the reply above it."""
@@ -25,27 +26,40 @@ def same_calls(recorded: Message, came: Message) -> list[int | None]:
 
     Calls are the same by id and words, then by words among those whose ids nobody names, then by id, then by their place.
     """
-    ours, theirs = [c.id for c in recorded.calls], [c.id for c in came.calls]
-    if len(set(ours)) == len(ours) == len(theirs) and set(ours) == set(theirs):
-        return [ours.index(call_id) for call_id in theirs]
+    our_calls, their_calls = recorded.calls, came.calls
+    ours, theirs = [c.id for c in our_calls], [c.id for c in their_calls]
+    places = {call_id: place for place, call_id in enumerate(ours)}
+    named = set(theirs)
+    if len(places) == len(ours) == len(theirs) and places.keys() == named:
+        return [places[call_id] for call_id in theirs]
     if len(ours) == len(theirs) == 1:
         return [0]
-    said, echoed = [call_key(c) for c in recorded.calls], [call_key(c) for c in came.calls]
-    ways: tuple[Callable[[int, int], bool], ...] = (
-        lambda i, j: theirs[i] == ours[j] and echoed[i] == said[j],
-        lambda i, j: theirs[i] not in ours and ours[j] not in theirs and echoed[i] == said[j],
-        lambda i, j: theirs[i] == ours[j],
-        lambda i, j: True,
+    said, echoed = [call_key(c) for c in our_calls], [call_key(c) for c in their_calls]
+    ways: tuple[tuple[Sequence[Hashable], Sequence[Hashable]], ...] = (
+        (list(zip(ours, said, strict=True)), list(zip(theirs, echoed, strict=True))),
+        (
+            [None if i in named else words for i, words in zip(ours, said, strict=True)],
+            [None if i in places else words for i, words in zip(theirs, echoed, strict=True)],
+        ),
+        (ours, theirs),
+        ([True] * len(ours), [True] * len(theirs)),
     )
     found: list[int | None] = [None] * len(theirs)
-    left = list(range(len(ours)))
-    for same in ways:
-        for i in range(len(theirs)):
-            place = next((j for j in left if same(i, j)), None) if found[i] is None else None
-            if place is not None:
-                found[i] = place
-                left.remove(place)
+    for recorded_as, came_as in ways:
+        _pair(recorded_as, came_as, found)
     return found
+
+
+def _pair(recorded_as: Sequence[Hashable], came_as: Sequence[Hashable], found: list[int | None]) -> None:
+    """Gives each call that has no place yet the first free place with the same key. None is no key."""
+    taken = set(found)
+    free: defaultdict[Hashable, deque[int]] = defaultdict(deque)
+    for place, key in enumerate(recorded_as):
+        if key is not None and place not in taken:
+            free[key].append(place)
+    for i, key in enumerate(came_as):
+        if found[i] is None and (places := free.get(key)):
+            found[i] = places.popleft()
 
 
 def slots(recorded: Message | None, came: Message | None, following: Sequence[Message]) -> list[Slot]:
@@ -55,10 +69,11 @@ def slots(recorded: Message | None, came: Message | None, following: Sequence[Me
     """
     if recorded is None or came is None or all(m.role != "tool" for m in following):
         return [(i, NO_CALL) for i in range(len(following))]
-    answered = _Answered(recorded, came)
+    answered = Answered(recorded, came)
     places = [answered.place(m) for m in following]
+    last = len(places) + len(recorded.calls)
     run = next((i for i, m in enumerate(following) if m.role != "tool"), len(following))
-    order = sorted(range(run), key=lambda i: places[i] if places[i] != NO_CALL else len(places) + len(recorded.calls))
+    order = sorted(range(run), key=lambda i: places[i] if places[i] != NO_CALL else last)
     return [(i, places[i]) for i in (*order, *range(run, len(following)))]
 
 
@@ -90,16 +105,17 @@ def as_recorded(came: Sequence[Message], recorded: Sequence[Message]) -> list[Me
     """
     earlier: dict[str, str] = {}
     messages: list[Message] = []
-    reply: Message | None = None
+    calls: tuple[ToolCall, ...] = ()
     for i, place in arranged(came, recorded):
         message = came[i]
         if message.role == "assistant":
             reply = recorded[i]
+            calls = reply.calls
             named = zip(message.calls, same_calls(reply, message), strict=True)
-            earlier.update({call.id: reply.calls[j].id for call, j in named if j is not None})
+            earlier.update({call.id: calls[j].id for call, j in named if j is not None})
             messages.append(reply)
         elif message.role == "tool":
-            messages.append(_answering(message, reply.calls[place].id if reply and place != NO_CALL else None, earlier))
+            messages.append(_answering(message, calls[place].id if place != NO_CALL else None, earlier))
         else:
             messages.append(message)
     return messages
@@ -113,17 +129,17 @@ def _answering(message: Message, call_id: str | None, earlier: dict[str, str]) -
     return message if parts == message.parts else replace(message, parts=parts)
 
 
-class _Answered:
-    """The calls that the results after one reply answer."""
+class Answered:
+    """The calls that the results after one reply answer, asked for one result after another."""
 
     def __init__(self, recorded: Message, came: Message) -> None:
-        self._places: dict[str, list[int]] = {}
+        self._places: dict[str, deque[int]] = {}
         for call, place in zip(came.calls, same_calls(recorded, came), strict=True):
             if place is not None:
-                self._places.setdefault(call.id, []).append(place)
+                self._places.setdefault(call.id, deque()).append(place)
         # Some clients lose the ids of the calls and keep those of the results.
         for place, call in enumerate(recorded.calls):
-            self._places.setdefault(call.id, [place])
+            self._places.setdefault(call.id, deque((place,)))
 
     def place(self, message: Message) -> int:
         part = next((p for p in message.parts if isinstance(p, ToolResult)), None)
@@ -131,4 +147,4 @@ class _Answered:
         if not places:
             return NO_CALL
         # Several calls under one id are answered in their order.
-        return places.pop(0) if len(places) > 1 else places[0]
+        return places.popleft() if len(places) > 1 else places[0]

@@ -26,9 +26,9 @@ from turnloom.core.match import (
     strict_key,
     tools_key,
 )
-from turnloom.core.order import NO_CALL, Slot, arranged, as_recorded, same_calls, slots
+from turnloom.core.order import NO_CALL, Answered, Slot, arranged, as_recorded, same_calls, slots
 from turnloom.core.records import Delta, Node
-from turnloom.types import NO_IDS, IntArray, Message, Outcome, Request, Text, ToolResult, Turn
+from turnloom.types import NO_IDS, IntArray, Message, Outcome, Request, Text, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ class Tree:
         """(parent, id of a call) -> the replies there that made it. Ids need be unique among siblings only."""
         self._said: dict[int, tuple[bytes, ...]] = {}
         """The words of each call, where a message has several."""
+        self._answered: tuple[int, Answered] | None = None
+        """What the results down to the node that was added last answer, so that no path is walked up for each."""
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -121,8 +123,9 @@ class Tree:
             return True
         if not said or len((recorded := self._message(node)).calls) != len(said):
             return False
+        ours, theirs, known = recorded.calls, came.calls, self._said[node]
         pairs = enumerate(same_calls(recorded, came))
-        return any(j is not None and came.calls[i].id == recorded.calls[j].id and said[i] != self._said[node][j] for i, j in pairs)
+        return any(j is not None and theirs[i].id == ours[j].id and said[i] != known[j] for i, j in pairs)
 
     def levels(self, index: Index, start: int, messages: Sequence[Message], keys: Sequence[bytes]) -> Iterator[list[int]]:
         """The nodes that each further message matches, until one matches none. Equal siblings are all followed."""
@@ -247,10 +250,10 @@ class Tree:
         assert message is not None, "a head has no message"
         return message
 
-    def path(self, node: int) -> tuple[int, ...]:
-        """Node ids from the head to `node`."""
+    def path(self, node: int, start: int | None = None) -> tuple[int, ...]:
+        """Node ids from the head to `node`, or from `start`, which is above it."""
         steps = [node]
-        while (parent := self.nodes[steps[-1]].parent) is not None:
+        while steps[-1] != start and (parent := self.nodes[steps[-1]].parent) is not None:
             steps.append(parent)
         return tuple(reversed(steps))
 
@@ -319,6 +322,8 @@ class Tree:
         if said := several_calls(message):
             self._said[node] = said
         place = self._place(node, parent) if message.role == "tool" else None
+        if message.role in ("system", "user") and self._answered is not None and self._answered[0] == parent:
+            self._answered = node, self._answered[1]
         grandparent = self.nodes[parent].parent
         for index, given in {id(self._canonical): (self._canonical, canonical), id(self.index): (self.index, key)}.values():
             if turn is not None:
@@ -339,20 +344,17 @@ class Tree:
 
     def _place(self, node: int, parent: int) -> int:
         """Which call of the nearest reply above a result answers; the next of several under one id."""
-        part = next((p for p in self._message(node).parts if isinstance(p, ToolResult)), None)
         reply = self._reply_above[parent]
-        if part is None or reply is None:
+        if reply is None:
             return NO_CALL
-        places = [i for i, call in enumerate(self._message(reply).calls) if call.id == part.call_id]
-        if len(places) < 2:
-            return places[0] if places else NO_CALL
-        earlier, at = 0, parent
-        while at != reply:
-            earlier += any(isinstance(p, ToolResult) and p.call_id == part.call_id for p in self._message(at).parts)
-            above = self.nodes[at].parent
-            assert above is not None, "the reply is on the path"
-            at = above
-        return places[min(earlier, len(places) - 1)]
+        if self._answered is None or self._answered[0] != parent:
+            answered = Answered(self._message(reply), self._message(reply))
+            for each in self.path(parent, reply)[1:]:
+                answered.place(self._message(each))
+        else:
+            answered = self._answered[1]
+        self._answered = node, answered
+        return answered.place(self._message(node))
 
     def amend(self, turn_id: str, outcome: Outcome) -> None:
         self.failed += (outcome is Outcome.FAILED) - (self.turns[turn_id].outcome is Outcome.FAILED)

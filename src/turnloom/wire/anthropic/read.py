@@ -8,16 +8,19 @@ from typing import Any, cast
 from turnloom.errors import BadRequest
 from turnloom.types import Message, Part, Reasoning, Request, Text, Tool, ToolCall, ToolResult
 from turnloom.wire import fields, quirks
-from turnloom.wire.contract import DEFAULT_READING, Envelope, Reading
+from turnloom.wire.contract import COUNT, DEFAULT_READING, Envelope, Reading
 from turnloom.wire.fields import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, string
 from turnloom.wire.json import read_object, text_of
 from turnloom.wire.quirks import Quirk
 from turnloom.wire.refs import turn_in
 
+THOUGHTS = "thoughts"
+"""Key of `Request.wire`: the client asked to be shown the reasoning."""
+
 
 def read(body: bytes, envelope: Envelope, reading: Reading = DEFAULT_READING) -> Request:
     sent = read_object(body)
-    return _Reader(reading).request(sent, fields.boolean(sent, "stream", envelope.accepts_stream))
+    return _Reader(reading).request(sent, fields.boolean(sent, "stream", envelope.accepts_stream), counting=envelope.verb == COUNT)
 
 
 class _Reader:
@@ -27,7 +30,7 @@ class _Reader:
         self._reading = reading
         self._images = 0
 
-    def request(self, sent: Mapping[str, Any], stream: bool) -> Request:
+    def request(self, sent: Mapping[str, Any], stream: bool, *, counting: bool) -> Request:
         messages = fields.items(sent.get("messages"), "messages", MAX_MESSAGES)
         if not messages:
             raise BadRequest("messages: must be a list with at least one message")
@@ -36,7 +39,7 @@ class _Reader:
             neutral += self._message(message, f"messages.{i}")
         if not any(m.role in ("user", "tool") for m in neutral):
             raise BadRequest("messages: at least one user message is required")
-        if neutral[-1].role == "assistant":
+        if neutral[-1].role == "assistant" and not counting:
             raise BadRequest(
                 "messages: the last message is from the assistant; prefilling a reply is not supported, end with a user message"
             )
@@ -53,6 +56,7 @@ class _Reader:
             json_schema=_json_schema(sent),
             declined=declined,
             images=self._images,
+            wire={THOUGHTS: _thoughts(sent.get("thinking"))},
         )
 
     def _system(self, system: Any) -> Iterator[Message]:
@@ -204,6 +208,11 @@ def _tool_choice(choice: Any, declined: tuple[str, ...]) -> bool:
     if kind not in ("auto", "none"):
         raise BadRequest(f'tool_choice.type: {kind!r} is not supported; the sampled tokens are the model\'s own, use "auto" or "none"')
     return bool(kind == "auto")
+
+
+def _thoughts(thinking: Any) -> bool:
+    """Whether thinking is asked for; how much of it is the model's own choice."""
+    return isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive")
 
 
 def _json_schema(sent: Mapping[str, Any]) -> str:

@@ -10,13 +10,25 @@ from turnloom.parse.contract import TextDelta
 from turnloom.types import FinishReason, Part, Reasoning, Text, ToolCall
 from turnloom.wire import sse
 from turnloom.wire.anthropic.errors import error_object
+from turnloom.wire.anthropic.read import THOUGHTS
 from turnloom.wire.contract import Head, Reply, ReplyEvent, SampledTokens
 from turnloom.wire.json import spliced, whole_text, write
 
 
 def whole(reply: Reply) -> bytes:
-    parts = [p for p in reply.message.parts if not (isinstance(p, Text) and not p.text.strip())]
+    parts = [p for p in reply.message.parts if _shown(p, reply.head)]
     return write(_message(reply.head, [_block(p, reply.head.turn_id) for p in parts], _stop_reason(reply), reply.output_tokens))
+
+
+def _shown(part: Part, head: Head) -> bool:
+    """White space alone is not shown, nor is reasoning that was not asked for."""
+    if isinstance(part, Reasoning):
+        return _shows_thoughts(head)
+    return isinstance(part, ToolCall) or bool(part.text.strip())
+
+
+def _shows_thoughts(head: Head) -> bool:
+    return head.request.wire.get(THOUGHTS) is True
 
 
 def _message(head: Head, content: list[dict[str, Any]], stop: tuple[str | None, str | None], output_tokens: int) -> dict[str, Any]:
@@ -43,6 +55,7 @@ class AnthropicStream:
 
     def __init__(self, head: Head) -> None:
         self._head = head
+        self._thoughts = _shows_thoughts(head)
         self._index = -1
         self._open: Literal["", "text", "thinking"] = ""
         self._held = ""
@@ -65,6 +78,8 @@ class AnthropicStream:
             text, self._held = self._held + event.text, ""
             return self._fill("text", {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
         self._held = ""
+        if not self._thoughts:
+            return self._stop()
         block = {"type": "thinking", "thinking": "", "signature": ""}
         return self._fill("thinking", block, {"type": "thinking_delta", "thinking": event.text})
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -39,7 +40,9 @@ class ContentsReader:
     def __init__(self, reading: Reading) -> None:
         self.images = 0
         self._reading = reading
-        self._unanswered: list[ToolCall] = []
+        self._unanswered = _Unanswered(())
+        self._known: set[str] = set()
+        """The ids of all calls so far. A response under one of them answers that call, however late it comes."""
 
     def system(self, value: Any) -> list[Message]:
         """A content, or a string."""
@@ -67,7 +70,11 @@ class ContentsReader:
         ref = fields.only(turn_in_base64(part.get("thoughtSignature")) for part, _ in placed)
         said = [found for part, where in placed if (found := _said(part, where)) is not None]
         parts = tuple(_joined(_with_ids(said, index, ref)))
-        self._unanswered = [part for part in parts if isinstance(part, ToolCall)]
+        if len(parts) > MAX_PARTS:
+            raise BadRequest(f"contents.{index}: this reply has {len(parts)} parts; at most {MAX_PARTS} are supported")
+        calls = [part for part in parts if isinstance(part, ToolCall)]
+        self._unanswered = _Unanswered(calls)
+        self._known.update(call.id for call in calls)
         return Message("assistant", parts, ref)
 
     def _user(self, index: int, placed: list[_Placed]) -> Iterator[Message]:
@@ -115,14 +122,35 @@ class ContentsReader:
         name, given = fields.optional_string(response, "name", where), fields.optional_string(response, "id", where)
         text, is_error = _outcome(response.get("response"), f"{where}.response")
         pictures = self._texts((p, f"{where}.parts.{i}") for i, p in enumerate(objects(response.get("parts"), f"{where}.parts", MAX_PARTS)))
-        return ToolResult(self._answered(given, name) or spare_id, "\n".join(t for t in (text, *pictures) if t), is_error)
+        late = given in self._known
+        return ToolResult(
+            self._unanswered.take(given, "" if late else name) or spare_id, "\n".join(t for t in (text, *pictures) if t), is_error
+        )
 
-    def _answered(self, given: str, name: str) -> str:
-        """The id of the call that a response answers: the call of that id, or the first unanswered one of that name; else the given id."""
-        of_id = [call for call in self._unanswered if call.id == given]
-        for call in of_id or [call for call in self._unanswered if call.name == name]:
-            self._unanswered.remove(call)
-            return call.id
+
+class _Unanswered:
+    """The calls of one reply that no response has answered yet, by id and by name. Ids may repeat."""
+
+    def __init__(self, calls: Sequence[ToolCall]) -> None:
+        self._ids = [call.id for call in calls]
+        self._left = [True] * len(calls)
+        self._of_id: defaultdict[str, deque[int]] = defaultdict(deque)
+        self._of_name: defaultdict[str, deque[int]] = defaultdict(deque)
+        for i, call in enumerate(calls):
+            self._of_id[call.id].append(i)
+            self._of_name[call.name].append(i)
+
+    def take(self, given: str, name: str) -> str:
+        """The id of the call that a response answers: the call of that id, or the first of that name; else the given id.
+
+        No call has the name "".
+        """
+        for places in (self._of_id.get(given), self._of_name.get(name) if name else None):
+            while places:
+                place = places.popleft()
+                if self._left[place]:
+                    self._left[place] = False
+                    return self._ids[place]
         return given
 
 

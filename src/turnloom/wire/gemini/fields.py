@@ -1,7 +1,8 @@
-"""What Google's JSON allows beyond the letter: snake case, and one object for a list of objects."""
+"""What Google's JSON allows beyond the letter: snake case, one object for a list of objects, and integers in strings."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -29,6 +30,18 @@ def _camel(key: str) -> str:
 def objects(value: Any, where: str, most: int) -> list[Mapping[str, Any]]:
     """The objects at `where` in camel case; one object counts as a list of one, absence as none."""
     return [camel(each) for each in fields.objects([value] if isinstance(value, dict) else value, where, most)]
+
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}(?:\.0{1,19})?", re.ASCII)
+
+
+def with_integers(sent: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """The object with those fields as integers that came as strings: protobuf's JSON takes both.
+
+    https://protobuf.dev/programming-guides/json/#field-representation
+    """
+    spelled = {key: sent[key] for key in keys if isinstance(sent.get(key), str) and _INTEGER.fullmatch(sent[key])}
+    return {**sent, **{key: int(text.partition(".")[0]) for key, text in spelled.items()}} if spelled else sent
 
 
 def an_object(value: Any, where: str) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from turnloom.wire import fields
 from turnloom.wire.contract import DEFAULT_READING, Envelope, Reading
 from turnloom.wire.fields import MAX_TOOLS
 from turnloom.wire.gemini.contents import ContentsReader
-from turnloom.wire.gemini.fields import an_object, camel, objects
+from turnloom.wire.gemini.fields import an_object, camel, objects, with_integers
 from turnloom.wire.gemini.schema import json_schema
 from turnloom.wire.json import read_object, text_of
 
@@ -36,6 +36,7 @@ def read(body: bytes, envelope: Envelope, reading: Reading = DEFAULT_READING) ->
     declared, declined = _tools(sent.get("tools"))
     call_tools, allowed = _function_calling(sent.get("toolConfig"), declared)
     config = an_object(sent.get("generationConfig"), "generationConfig")
+    config = with_integers(config, "maxOutputTokens", "candidateCount", "logprobs")
     _refuse(config)
     thinking = an_object(config.get("thinkingConfig"), "generationConfig.thinkingConfig")
     model = envelope.model or sent.get("model")
@@ -95,7 +96,8 @@ def _function_calling(value: Any, declared: tuple[Tool, ...]) -> tuple[bool, tup
     for i, name in enumerate(names):
         if not isinstance(name, str) or name not in known:
             raise BadRequest(f"{where}.allowedFunctionNames.{i}: {name!r} is not among the functions that tools declares")
-    allowed = tuple(tool for tool in declared if tool.name in names) if names and mode != "NONE" else declared
+    wanted = set(names)
+    allowed = tuple(tool for tool in declared if tool.name in wanted) if names and mode != "NONE" else declared
     return mode != "NONE", allowed
 
 

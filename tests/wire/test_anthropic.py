@@ -15,7 +15,7 @@ from turnloom.errors import (
 )
 from turnloom.types import Message, Reasoning, Request, Text, ToolCall, ToolResult
 from turnloom.wire.anthropic import AnthropicDialect
-from turnloom.wire.contract import Envelope, Reading
+from turnloom.wire.contract import COUNT, Envelope, Reading
 from turnloom.wire.quirks import Quirk
 
 DIALECT = AnthropicDialect()
@@ -122,6 +122,11 @@ def test_quirk_tool_reference() -> None:
     assert read(messages=body).messages[0].text == "WebFetch"
     with pytest.raises(BadRequest, match="tool_reference"):
         read(AnthropicDialect(Reading(frozenset({Quirk.BILLING_HEADER}))), messages=body)
+
+
+def test_what_is_counted_may_end_with_a_reply() -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}).encode()
+    assert DIALECT.read(body, Envelope(verb=COUNT)).messages[-1].role == "assistant"
 
 
 def test_lone_surrogates_become_replacement_characters() -> None:

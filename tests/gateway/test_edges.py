@@ -182,3 +182,22 @@ async def test_a_response_id_that_was_tampered_with_takes_no_message_away() -> N
         first = await respond_to(b, input="THE QUESTION")
         await respond_to(b, input="more", previous_response_id=first["id"] + "i")
         assert "THE QUESTION" in b.tokenizer.decode(b.engine.requests[1]["input_ids"])
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_who_leaves_with_the_whole_reply_got_it(choices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may close its connection with the last byte, before anybody here knows that it was written."""
+    write = respond.Responder._write_whole
+    async with bench(lambda *_: "Hello there") as b:
+        live = await b.session()
+
+        async def then_leave(self: respond.Responder) -> None:
+            await write(self)
+            if choices > 1:  # One reply is written by its turn itself, which goes on at once.
+                for task in set(live._in_flight):
+                    task.cancel()
+
+        monkeypatch.setattr(respond.Responder, "_write_whole", then_leave)
+        answer = await b.post({"messages": [{"role": "user", "content": "hi"}], "n": choices}, "/v1/chat/completions")
+        assert [each["message"]["content"] for each in answer.body["choices"]] == ["Hello there"] * choices
+        assert [t.outcome for t in live.tree.turns.values()] == [Outcome.DELIVERED] * choices

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 
 from aiohttp import web
 
@@ -107,7 +108,11 @@ class Responder:
         if self._whole is None:
             self._whole = asyncio.create_task(self._read_in_time(self._write_whole()))
             self._whole.add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.shield(self._whole)
+        while not self._whole.done():
+            # A client closes its connection once it has read all; that is no reason to call what it read undelivered.
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({self._whole})
+        self._whole.result()
 
     async def _write_whole(self) -> None:
         replies = [self._replies[number] for number in sorted(self._replies)]

@@ -37,6 +37,10 @@ def called(turn: str, name: str, number: int = 0, **more: Any) -> dict[str, Any]
     return {"type": "function_call", "name": name, "arguments": "{}", **ids, **more}
 
 
+def without_id(item: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if key != "id"}
+
+
 def answered(turn: str, output: Any, number: int = 0) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": f"call_{turn}{number:02d}", "output": output}
 
@@ -100,7 +104,7 @@ def test_items_of_one_turn_are_one_message_and_those_of_two_are_two() -> None:
 
 def test_items_that_name_no_turn_go_with_those_they_stand_beside() -> None:
     bare = {"role": "assistant", "content": "I look."}
-    found = messages(USER, bare, called(A, "ls"), answered(A, "x"), bare, USER)
+    found = messages(USER, bare, without_id(called(A, "ls")), answered(A, "x"), bare, USER)
     assert [(m.role, len(m.parts), m.ref) for m in found[1:4]] == [("assistant", 2, A), ("tool", 1, ""), ("assistant", 1, "")]
 
 

@@ -13,6 +13,7 @@ import re
 from turnloom.wire.contract import Head
 
 _RESPONSE = re.compile(r"resp_([0-9a-f]{32})(i?)")
+_ITEM = re.compile(r"(?:msg|rs|fc|ctc)_([0-9a-f]{32})([0-9]{2,6})")
 _PART_OF_TURN = re.compile(r"(?:msg|rs|fc|ctc|call)_([0-9a-f]{32})[0-9]{2,6}")
 
 
@@ -35,3 +36,9 @@ def turn_of(value: object) -> str:
     """The turn that an item's or a call's id names; "" where it is not one of ours."""
     found = _PART_OF_TURN.fullmatch(value) if isinstance(value, str) else None
     return found[1] if found else ""
+
+
+def place_of(value: object, turn_id: str) -> int | None:
+    """The number of an item in the output of this turn; None where its id is not one of that turn's."""
+    found = _ITEM.fullmatch(value) if isinstance(value, str) else None
+    return int(found[2]) if found and found[1] == turn_id else None

@@ -18,7 +18,7 @@ from turnloom.wire.contract import Reading
 from turnloom.wire.fields import MAX_MESSAGES, MAX_PARTS, string
 from turnloom.wire.json import text_of
 from turnloom.wire.openai_responses.content import Content
-from turnloom.wire.openai_responses.ids import turn_of
+from turnloom.wire.openai_responses.ids import place_of, turn_of
 from turnloom.wire.openai_responses.tools import Toolbox
 from turnloom.wire.quirks import Quirk
 from turnloom.wire.refs import turn_in_base64
@@ -39,6 +39,10 @@ class ItemReader:
         self._messages: list[Message] = []
         self._reply = -1
         """Where the last reply stands among the messages, while only results of its calls have followed it."""
+        self._items = 0
+        """How many items the last reply has."""
+        self._named_words = False
+        """Whether the last words of the last reply came with the id that they were sent with."""
         self._readers: Mapping[str, Callable[[_Item, str], None]] = {
             "message": self._message,
             "reasoning": self._reasoning,
@@ -85,7 +89,7 @@ class ItemReader:
     def _message(self, item: _Item, where: str) -> None:
         role, content, at = item.get("role"), item.get("content"), f"{where}.content"
         if role == "assistant":
-            self._say(self._content.assistant(content, at), turn_of(item.get("id")), where, words=True)
+            self._say(self._content.assistant(content, at), turn_of(item.get("id")), where, item=item.get("id"), words=True)
         elif role == "user":
             self._add(Message("user", self._content.user(content, at)))
         elif role in ("system", "developer"):
@@ -100,29 +104,42 @@ class ItemReader:
         if message.role != "tool":
             self._reply = -1
 
-    def _say(self, parts: tuple[Part, ...], ref: str, where: str, *, words: bool = False) -> None:
-        """A part of a reply: of the last one where both name the same turn, or nothing tells them apart.
-
-        Words or calls that name no turn are not the beginning of words that name one: the client wrote them.
-        """
-        if self._reply >= 0:
+    def _say(self, parts: tuple[Part, ...], ref: str, where: str, *, item: object = None, words: bool = False) -> None:
+        """A piece of a reply. `item` is the id of the item that it came as."""
+        place = place_of(item, ref)
+        if self._goes_on(ref, place, words):
             last = self._messages[self._reply]
-            # A client that keeps the ids of words keeps them for all of a reply's.
-            another = ref and (last.ref or (words and any(isinstance(p, Text | ToolCall) for p in last.parts)))
-            together = self._reply == len(self._messages) - 1 and not another
-            if together or (ref and ref == last.ref):
-                if len(last.parts) + len(parts) > MAX_PARTS:
-                    raise BadRequest(f"{where}: a reply has more than {MAX_PARTS} items")
-                self._messages[self._reply] = replace(last, parts=last.parts + parts, ref=last.ref or ref)
-                return
-        self._reply = len(self._messages)
-        self._messages.append(Message("assistant", parts, ref))
+            if len(last.parts) + len(parts) > MAX_PARTS:
+                raise BadRequest(f"{where}: a reply has more than {MAX_PARTS} items")
+            self._messages[self._reply] = replace(last, parts=last.parts + parts, ref=last.ref or ref)
+            self._items += 1
+        else:
+            self._reply, self._items = len(self._messages), 1
+            self._messages.append(Message("assistant", parts, ref))
+        self._named_words = place is not None if words else self._items > 1 and self._named_words
+
+    def _goes_on(self, ref: str, place: int | None, words: bool) -> bool:
+        """Whether a piece is of the last reply: both name the same turn, or they stand together and nothing tells them apart.
+
+        A client may have written words of its own above or below a reply. It drops the ids of all words or of none, and
+        no more pieces of a reply stand before one than its place in that reply.
+        """
+        if self._reply < 0:
+            return False
+        last = self._messages[self._reply]
+        if self._reply < len(self._messages) - 1 or (ref and last.ref):
+            return bool(ref) and ref == last.ref
+        if not ref:
+            return not (words and self._named_words)
+        if place is None:
+            return True
+        return self._items <= place and not (words and any(isinstance(p, Text | ToolCall) for p in last.parts))
 
     def _reasoning(self, item: _Item, where: str) -> None:
         """Its own words, or else their summary: a reply of ours holds only one of the two."""
         text = _joined(item.get("content"), f"{where}.content") or _joined(item.get("summary"), f"{where}.summary")
         ref = fields.only((turn_of(item.get("id")), turn_in_base64(item.get("encrypted_content"))))
-        self._say((Reasoning(text),) if text else (), ref, where)
+        self._say((Reasoning(text),) if text else (), ref, where, item=item.get("id"))
 
     def _function_call(self, item: _Item, where: str) -> None:
         arguments = fields.optional_string(item, "arguments", where)
@@ -141,7 +158,7 @@ class ItemReader:
 
     def _call(self, item: _Item, name: str, arguments: str, where: str) -> None:
         call = ToolCall(string(item, "call_id", where), name, arguments)
-        self._say((call,), fields.only((turn_of(call.id), turn_of(item.get("id")))), where)
+        self._say((call,), fields.only((turn_of(call.id), turn_of(item.get("id")))), where, item=item.get("id"))
 
     def _output(self, item: _Item, where: str) -> None:
         """The call's id; where a local shell's output has none, its own stands for it."""

@@ -313,21 +313,25 @@ async def test_a_reader_that_stalls_holds_up_its_own_engine_request_and_nothing_
         client.leave()
 
 
-async def test_a_reply_that_is_never_read_is_orphaned_in_time(spoken: Spoken, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_reply_that_is_never_read_is_orphaned_in_time(spoken: Spoken, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole one has been sampled by then; of a stream, no more than fits between the engine and the client."""
     monkeypatch.setattr(respond, "READ_SECONDS", 0.2)
-    engine, _ = wide_reply(12_000)
+    engine, _ = wide_reply(32_000 if stream else 12_000)
     async with bench(engine=engine, tokenizer=qwen_tokenizer("qwen2.5")) as b:
         narrow(b)
-        client = await stalled(b, spoken, stream=False)
+        client = await stalled(b, spoken, stream=stream)
         await until(lambda: not connections(b))
         client.leave()
         (turn,) = await turns_of(b)
-        assert (turn.outcome, len(turn.output)) == (Outcome.ORPHANED, 12_001)
+        assert turn.outcome is Outcome.ORPHANED
+        assert 0 < len(turn.output) < 32_001 if stream else len(turn.output) == 12_001
+        await b.engine.wait_running(0)
         await assert_usable(b, spoken, b.handle)
 
 
 async def test_a_turn_whose_time_is_up_ends_though_nobody_reads(spoken: Spoken, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(respond, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(respond, "READ_SECONDS", 3.0)
     engine, _ = wide_reply(32_000)
     async with bench(engine=engine, tokenizer=qwen_tokenizer("qwen2.5"), session_limits=Limits(turn_timeout=1.0)) as b:
         narrow(b)
@@ -341,7 +345,7 @@ async def test_a_turn_whose_time_is_up_ends_though_nobody_reads(spoken: Spoken, 
 
 
 async def test_a_session_finishes_though_its_client_does_not_read(spoken: Spoken, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(respond, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(respond, "READ_SECONDS", 3.0)
     monkeypatch.setattr(sessions, "DRAIN_SECONDS", 0.05)
     engine, _ = wide_reply(32_000)
     async with bench(engine=engine, tokenizer=qwen_tokenizer("qwen2.5")) as b:
@@ -438,7 +442,6 @@ REFUSED: dict[str, Any] = {
     "deep objects": lambda s: placed(s, '{"type":' * DEEP + "1" + "}" * DEEP),
     "a deep schema": lambda s: tooled(s, '{"items":' * 300 + "{}" + "}" * 300),
     "a part of no type": lambda s: placed(s, '[{"type": {}}]'),
-    "too many messages": lambda s: many(s, MAX_MESSAGES + 1),
     "too long": lambda s: s.ask("word " * 40_000)[1],
 }
 TAKEN: dict[str, tuple[Any, str]] = {
@@ -463,6 +466,12 @@ async def test_a_hostile_body_is_refused_in_the_dialects_shape(spoken: Spoken, m
         assert not b.engine.requests
         assert not (await b.session()).tree.nodes
         await assert_usable(b, spoken, b.handle)
+
+
+async def test_one_message_too_many_is_refused_for_its_number(spoken: Spoken) -> None:
+    async with bench() as b:
+        async with b.http.post(b.handle.base_url + spoken.path, data=many(spoken, MAX_MESSAGES + 1)) as answer:
+            assert f"at most {MAX_MESSAGES}" in error_of(spoken, answer.status, await answer.read())
 
 
 @pytest.mark.parametrize(("make", "read"), TAKEN.values(), ids=TAKEN)

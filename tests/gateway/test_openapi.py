@@ -177,7 +177,7 @@ def cases(name: str, mode: GenerationMode) -> Any:
     return GENERATED[path]["POST"].as_strategy(generation_mode=mode, path_parameters=parameters, headers={}, query={})
 
 
-JUNK = st.sampled_from([None, -7, 2.5, "junk", "", [], ["junk"], {}, {"junk": "junk"}])
+JUNK = st.sampled_from([None, 0, -7, 2.5, "junk", "", [], ["junk"], {}, {"junk": "junk"}])
 
 
 @st.composite
@@ -321,6 +321,31 @@ def test_what_the_document_allows_is_answered_and_what_it_forbids_is_refused(nam
     run()
     assert min(answered.values()) > 15, "both sides of the document were tried"
     assert_lawful(wire)
+
+
+LIMITS = {"anthropic": "max_tokens", "openai_chat": "max_completion_tokens", "openai_responses": "max_output_tokens"}
+STOPS = {"anthropic": "stop_sequences", "openai_chat": "stop"}
+
+
+def edges(name: str) -> Iterator[tuple[dict[str, Any], bool]]:
+    """(fields, whether they are within) on both sides of every limit that a small request can meet."""
+    stops = [(["s" * contract.MAX_STOP_CHARS] * contract.MAX_STOPS, True), (["s"] * (contract.MAX_STOPS + 1), False)]
+    stops.append((["s" * (contract.MAX_STOP_CHARS + 1)], False))
+    for number in (0, 1):
+        yield {"generationConfig": {"maxOutputTokens": number}} if name == "gemini" else {LIMITS[name]: number}, number == 1
+    if name != "openai_responses":
+        for value, within in stops:
+            yield {"generationConfig": {"stopSequences": value}} if name == "gemini" else {STOPS[name]: value}, within
+    if name == "openai_chat":
+        yield from (({"n": MAX_CHOICES}, True), ({"n": MAX_CHOICES + 1}, False))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_edges_of_the_document_are_the_gateways(name: str, wire: Wire) -> None:
+    for more, within in edges(name):
+        sent = {**ALL[name].body("Hi"), **more}
+        assert ACCEPTED[name].is_valid(sent) == within, more
+        assert wire.ask(name, sent)[0] == (200 if within else 400), more
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -109,9 +109,9 @@ REQUEST: Schema = {
                     {"format": maybe(either(tagged("text", {}), tagged("json_object", {}), tagged("json_schema", {"schema": JSON_SCHEMA})))}
                 )
             ),
-            "background": refused("responses are made while the client waits", False),
-            "conversation": refused("conversations are not stored", False),
-            "prompt": refused("prompts are not stored", False),
+            "background": refused("responses are made while the client waits", False, 0),
+            "conversation": refused("conversations are not stored", False, 0),
+            "prompt": refused("prompts are not stored", False, 0),
         },
         "input",
     ),

@@ -311,10 +311,10 @@ async def test_a_reader_that_stalls_holds_up_its_own_engine_request_and_nothing_
     async with bench(engine=engine, tokenizer=qwen_tokenizer("qwen2.5")) as b:
         narrow(b)
         client = await stalled(b, spoken)
-        ((reply, before),) = taken.items()
+        (reply,) = taken
         for _ in range(10):
             await assert_usable(b, spoken, await b.gateway.open_session())
-        assert taken[reply] == before, "nothing more is taken from the engine while the client does not read"
+        assert taken[reply] < 100, "of the 500 chunks, no more is taken from the engine than a client's buffers hold"
         (waiting,) = paused(b)
         assert waiting < 256 * 1024
         assert await client.head() == 200

@@ -89,7 +89,13 @@ class EngineRejected(EngineError):
 
 
 class EngineOverloaded(EngineError):
+    """`retry_after` is what the engine asked for, in seconds."""
+
     status = 529
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineUnavailable(EngineError):

@@ -205,6 +205,26 @@ class VersionSpan:
     end: int
 
 
+class AbortOutcome(StrEnum):
+    """What is known of a request that an engine was told to stop."""
+
+    VERIFIED = "verified"
+    UNVERIFIED = "unverified"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Output tokens from `start` on, to the next piece, were sampled in one request to the engine called `engine`.
+
+    `why` says how the piece before came to its end; "" for the first.
+    """
+
+    start: int
+    engine: str
+    why: str = ""
+
+
 class CallStatus(StrEnum):
     """What became of one attempt at a tool call. Only OK reaches the client as a call; the rest as text."""
 
@@ -311,6 +331,16 @@ class Turn:
     started: float = 0.0
     ended: float = 0.0
     error: str = ""
+    pool: str = ""
+    """Which of a gateway's engines sampled it; "" where there is one only. Only turns of the policy train."""
+    pieces: tuple[Piece, ...] = ()
+    """The requests that the output was sampled in, first to last: more than one where an engine gave out within the turn."""
+    abort: str = ""
+    """What is known of the engine's work where it was stopped before its end: an AbortOutcome; "" where nothing was stopped."""
+    surplus: int = 0
+    """Tokens that the engine sampled after the reply's own end, at a stop string or stop token. They are not kept."""
+    cached_tokens: int = 0
+    """Prompt tokens that the engine had in its cache, as it says; of several pieces the first."""
 
     @property
     def kept(self) -> int:

@@ -2,25 +2,74 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
 from turnloom.engine.contract import Engine
+from turnloom.engine.llama_server import LlamaServerEngine
 from turnloom.engine.sglang import SGLangEngine
+from turnloom.engine.vllm import VLLMEngine
 from turnloom.errors import ConfigError
 
+KEY_VARIABLE = "TURNLOOM_ENGINE_KEY"
+"""The environment variable with the key that engines ask for, where the URL names no other."""
 
-async def open_engine(url: str, *, vocab_size: int | None = None, context_length: int | None = None, api_key: str | None = None) -> Engine:
-    """An SGLang server or router (`http://…`, `https://…`, `sglang://HOST:PORT`), or the embedded engine.
+FORMS = "sglang://HOST:PORT, vllm://HOST:PORT, llamacpp://HOST:PORT, or local:"
 
-    `local:` and `local:smollm2` start the small model that is fetched once;
-    `local:/path/model.gguf` starts that file. Closing the engine stops what was
-    started. Raises ConfigError for anything else.
+_CLIENTS: dict[str, Callable[..., Engine]] = {
+    "http": SGLangEngine,
+    "https": SGLangEngine,
+    "sglang": SGLangEngine,
+    "vllm": VLLMEngine,
+    "llamacpp": LlamaServerEngine,
+}
+
+
+async def open_engine(url: str) -> Engine:
+    """One server. Raises ConfigError for a URL that names none.
+
+    `sglang://HOST:PORT` (an SGLang server or its router; `http://` and `https://`
+    mean the same), `vllm://HOST:PORT`, `llamacpp://HOST:PORT`; with `+https` after
+    the first word where the server speaks TLS. `local:` and `local:smollm2` start
+    the small model that is fetched once, `local:/path/model.gguf` that file:
+    closing the engine stops what was started.
+
+    The query sets what a server does not say: `context_length`, `vocab_size`,
+    `logprobs` (`raw` or `temperature`), `idle_timeout` in seconds, and `key_env`,
+    the environment variable that holds its API key.
     """
     scheme, _, rest = url.partition(":")
     if scheme == "local":
         from turnloom.engine.local import start_local
 
         return await start_local(rest or "smollm2")
-    if scheme == "sglang":
-        url, scheme = f"http:{rest}", "http"
-    if scheme not in ("http", "https") or not rest.strip("/"):
-        raise ConfigError(f"{url!r} names no engine; give http://HOST:PORT of an SGLang server or router, or local:")
-    return SGLangEngine(url, vocab_size=vocab_size, context_length=context_length, api_key=api_key)
+    parts = urlsplit(url)
+    kind, _, transport = parts.scheme.partition("+")
+    if kind not in _CLIENTS or transport not in ("", "https") or not parts.hostname:
+        raise ConfigError(f"{url!r} names no engine; give {FORMS}")
+    secure = "https" in (kind, transport)
+    base = urlunsplit(("https" if secure else "http", parts.netloc, parts.path, "", ""))
+    return _CLIENTS[kind](base, **_options(url, parts.query))
+
+
+def _options(url: str, query: str) -> dict[str, Any]:
+    options: dict[str, Any] = {"api_key": os.environ.get(KEY_VARIABLE) or None}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in ("context_length", "vocab_size") and value.isdecimal() and int(value) > 1:
+            options[name] = int(value)
+        elif name == "logprobs" and value in ("raw", "temperature"):
+            options["logprob_convention"] = value
+        elif name == "idle_timeout" and value.isdecimal() and int(value) > 0:
+            options[name] = float(value)
+        elif name == "key_env" and os.environ.get(value):
+            options["api_key"] = os.environ[value]
+        elif name == "key_env":
+            raise ConfigError(f"{url!r}: the environment has no {value!r}, which is to hold the engine's key")
+        else:
+            raise ConfigError(
+                f"{url!r}: {name}={value} is no option of an engine; there are context_length=N, vocab_size=N, "
+                "logprobs=raw|temperature, idle_timeout=SECONDS, key_env=NAME"
+            )
+    return options

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnloom.engine.contract import Chunk
-from turnloom.engine.stream import EventLines, StreamDecoder, error_for_status
+from turnloom.engine.call import EventLines
+from turnloom.engine.sglang_stream import StreamDecoder, error_for_status
 from turnloom.errors import EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.types import FinishReason, VersionSpan
 

@@ -13,47 +13,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import orjson
 
 from turnloom.engine.contract import LOGPROB_SLACK, Chunk
-from turnloom.errors import EngineError, EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
+from turnloom.engine.http import error_for_status
+from turnloom.engine.prompts import INT32_END
+from turnloom.errors import EngineProtocol, EngineRejected
 from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, VersionSpan, floats, ids
 
 log = logging.getLogger("turnloom.engine")
 
-INT32_END = 2**31
-_OVERLOADED = (408, 429, 503, 529)
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-
-
-def error_for_status(status: int, message: str) -> EngineError:
-    """The error that an HTTP status, or a status code inside an abort, means."""
-    if status in _OVERLOADED:
-        return EngineOverloaded(message)
-    if 400 <= status < 500:
-        return EngineRejected(message)
-    return EngineUnavailable(message)
-
-
-class EventLines:
-    """Splits a byte stream into the payloads of its `data:` lines, whatever their length and wherever it is cut."""
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        searched = len(self._held)
-        self._held += data
-        start = 0
-        while (end := self._held.find(b"\n", max(start, searched))) >= 0:
-            line = bytes(self._held[start:end]).rstrip(b"\r")
-            start = end + 1
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
-        del self._held[:start]
 
 
 class StreamDecoder:
@@ -106,6 +78,7 @@ class StreamDecoder:
             finish=finish,
             versions=spans,
             cached_tokens=cached if isinstance(cached, int) else 0,
+            version=None if meta.get("weight_version") is None else str(meta["weight_version"]),
         )
 
     def _read_tokens(self, payload: dict[str, Any], meta: dict[str, Any], finish: Finish | None) -> tuple[list[int], list[float]]:

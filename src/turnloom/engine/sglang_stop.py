@@ -1,0 +1,123 @@
+"""Which workers an SGLang URL stands for, how they are told to stop a request, and what their loads say of it.
+
+A router knows its workers (`GET /workers`) but forwards no abort; a server
+that answers 404 there is a worker itself. SGLang answers an abort with 200
+whatever happens, and once a client has gone it may have forgotten the id: then
+only the load, requests running or waiting, tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import orjson
+
+from turnloom.engine.contract import AbortOutcome
+from turnloom.engine.http import BROKEN, EngineHTTP, shown, words
+from turnloom.engine.metrics import ABORT_FAILURES
+from turnloom.errors import EngineError, EngineUnavailable
+
+log = logging.getLogger("turnloom.engine")
+
+_CHECKS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Seconds before each look at the loads."""
+
+_FAILURES = (*BROKEN, ValueError)
+
+
+class Workers:
+    """The workers behind one URL, as a `Stopper`."""
+
+    def __init__(self, http: EngineHTTP) -> None:
+        self._http = http
+
+    async def find(self) -> list[str]:
+        """The base URLs behind the URL; the URL itself when it lists none that can be used. Raises EngineUnavailable."""
+        url = self._http.url
+        try:
+            async with self._http.session.get(f"{url}/workers") as response:
+                if response.status == 404:
+                    return [url]
+                try:
+                    response.raise_for_status()
+                    return read_workers(orjson.loads(await response.read())) or [url]
+                except (aiohttp.ClientResponseError, ValueError) as error:
+                    log.warning("%s/workers gives no usable list, it is taken for a worker itself: %s", self._http.name, words(error))
+                    return [url]
+        except BROKEN as error:
+            raise EngineUnavailable(f"cannot reach {self._http.name}: {words(error)}") from error
+
+    async def tell(self, rid: str) -> bool:
+        workers = await self.find()
+        told = await asyncio.gather(*(self._abort_on(worker, rid) for worker in workers))
+        if not any(told):
+            raise EngineUnavailable(f"none of {len(workers)} workers could be told")
+        return all(told)
+
+    async def gone(self, rid: str) -> AbortOutcome:
+        """Nothing running or waiting anywhere is proof. Others' requests may be what is left, so a busy worker proves nothing."""
+        workers = await self.find()
+        for pause in _CHECKS:
+            await asyncio.sleep(pause)
+            loads = await self.loads(workers)
+            if None in loads:
+                return AbortOutcome.UNVERIFIED
+            if not any(loads):
+                return AbortOutcome.VERIFIED
+            # A request that was still on its way is there to be told by now.
+            await asyncio.gather(*(self._abort_on(worker, rid) for worker in workers))
+        return AbortOutcome.UNVERIFIED
+
+    async def each(self, path: str, body: Mapping[str, Any]) -> None:
+        """The same for every worker. Raises the first EngineError, when all have been asked."""
+        asked = (self._http.tell(path, body, base=worker) for worker in await self.find())
+        failures = [e for e in await asyncio.gather(*asked, return_exceptions=True) if isinstance(e, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, EngineError):
+                raise failure
+            log.warning("%s: %s", path, failure)
+        if failures:
+            raise failures[0]
+
+    async def loads(self, workers: Sequence[str]) -> list[int | None]:
+        return await asyncio.gather(*(self._load(worker) for worker in workers))
+
+    async def _abort_on(self, worker: str, rid: str) -> bool:
+        try:
+            async with self._http.session.post(f"{worker}/abort_request", json={"rid": rid}) as response:
+                response.raise_for_status()
+                return True
+        except _FAILURES as error:
+            log.warning("%s could not be told to abort %s: %s", shown(worker), rid, words(error))
+            ABORT_FAILURES.inc()
+            return False
+
+    async def _load(self, worker: str) -> int | None:
+        """Requests running and waiting on a worker, over all its ranks; None when it does not say."""
+        try:
+            async with self._http.session.get(f"{worker}/v1/loads") as response:
+                if response.status != 200:
+                    return None
+                ranks = orjson.loads(await response.read())["loads"]
+                return sum(int(rank["num_running_reqs"]) + int(rank.get("num_waiting_reqs") or 0) for rank in ranks)
+        except (*_FAILURES, LookupError, TypeError, AttributeError) as error:
+            log.info("%s/v1/loads cannot be read: %s", shown(worker), words(error))
+            return None
+
+
+def read_workers(answer: Any) -> list[str]:
+    """The `url`s of `{"workers": [{"url": …}]}`, without `@rank` and trailing slash, each once. Raises ValueError without such a list."""
+    entries = answer.get("workers") if isinstance(answer, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError("the answer has no list of workers")
+    found: dict[str, None] = {}
+    for entry in entries:
+        address = entry.get("url") if isinstance(entry, dict) else None
+        if isinstance(address, str) and address.startswith(("http://", "https://")):
+            found[re.sub(r"@\d+$", "", address.rstrip("/"))] = None
+    return list(found)

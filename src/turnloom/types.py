@@ -143,7 +143,8 @@ class Request:
     the first message is this request's own instructions, which no later request
     inherits. `label` is what the client says this request is for. `declined` are
     the tools that only a provider's servers have, by name; `images` counts those
-    that a placeholder stands for.
+    that a placeholder stands for. `pool` names the engines that answer, "" those
+    of the policy.
 
     `wire` holds what only the dialect needs, to say it again in its reply.
     """
@@ -164,6 +165,7 @@ class Request:
     label: str = ""
     declined: tuple[str, ...] = ()
     images: int = 0
+    pool: str = ""
     wire: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -263,6 +265,8 @@ class ForkKind(StrEnum):
     """The same prompt was asked again."""
     BRANCHED = "branched"
     """Another turn already continued these tokens with other messages; both go on from what they share."""
+    OTHER_POOL = "other_pool"
+    """The last recorded reply was sampled by another pool's model: its ids are not this one's."""
     NEW_CONVERSATION = "new_conversation"
     """Nothing recorded in this session begins like this request: a sub-agent, a side request, a restart."""
     TEMPLATE = "template"
@@ -332,7 +336,7 @@ class Turn:
     ended: float = 0.0
     error: str = ""
     pool: str = ""
-    """Which of a gateway's engines sampled it; "" where there is one only. Only turns of the policy train."""
+    """Which other engines than the policy's sampled it, "" for the policy's own. Only these train."""
     pieces: tuple[Piece, ...] = ()
     """The requests that the output was sampled in, first to last: more than one where an engine gave out within the turn."""
     abort: str = ""

@@ -26,7 +26,7 @@ from turnloom.errors import EngineAborted, EngineUnavailable, RenderError
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.policy import SAMPLED, History
 from turnloom.gateway.session import Session
-from turnloom.gateway.turn import Parts, take_turn
+from turnloom.gateway.turn import Parts, Served, take_turn
 from turnloom.render.contract import Rendered, Renderer, Unbridgeable
 from turnloom.store.contract import Limits, SessionRow
 from turnloom.store.memory import MemoryStore
@@ -121,14 +121,10 @@ class Driver:
         self.tongue = tongue
         ticks = iter(range(10**9))
         self.parts = Parts(
-            engine=self.engine,
-            tokenizer=subject.tokenizer,
-            renderer=self.renderer,
-            parser=subject.parser,
+            policy=Served(self.engine, subject.tokenizer, self.renderer, subject.parser, "m"),
             metrics=Metrics(),
             clock=lambda: float(next(ticks)),
             new_id=lambda: f"{next(ticks):032x}",
-            default_model="m",
             history=history,
         )
         self.requests: dict[str, Request] = {}

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from tests.properties.replies import Replies, Said
-from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk
+from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk, Trace
 from turnloom.errors import EngineUnavailable
 from turnloom.tokenizer import HFTokenizer
 from turnloom.types import Finish, FinishReason, FloatArray, IntArray, Sampling, floats, ids
@@ -30,6 +30,7 @@ class RecordingEngine:
 
     def __init__(self, tokenizer: HFTokenizer, replies: Replies, rng: random.Random) -> None:
         self.tokenizer, self.replies, self.rng = tokenizer, replies, rng
+        self.name = "memory"
         self.calls: list[Call] = []
         self.script: Callable[[IntArray], list[int]] | None = None
         """The whole output after a prompt, where it is not drawn."""
@@ -37,7 +38,9 @@ class RecordingEngine:
     async def capabilities(self) -> Capabilities:
         return Capabilities("m", 100_000, self.tokenizer.vocab_size, "raw")
 
-    async def sample(self, prompt: IntArray, sampling: Sampling, *, rid: str, routing_key: str = "") -> AsyncIterator[Chunk]:
+    async def sample(
+        self, prompt: IntArray, sampling: Sampling, *, rid: str, routing_key: str = "", trace: Trace | None = None
+    ) -> AsyncIterator[Chunk]:
         rng = self.rng
         end = "own" if self.script is not None else rng.choices(list(ENDS), list(ENDS.values()))[0]
         tokens = self.script(prompt) if self.script is not None else self._output(end, self.replies.draw(rng))

@@ -89,7 +89,7 @@ def test_a_client_that_only_goes_on_never_forks(name: str, tongue: str, seed: in
         assert turn.base == last
         assert turn.fork is None or turn.fork.kind == "resampled"
         messages = tree.messages(tree.node_of[turn.id])
-        prompt = driver.parts.tokenizer.decode(tree.held(turn.id)[: turn.prompt_len].tolist())
+        prompt = driver.parts.policy.tokenizer.decode(tree.held(turn.id)[: turn.prompt_len].tolist())
         opened = prompt.count("<|im_start|>assistant\n")
         assert opened == sum(m.role == "assistant" for m in messages), "one opening a reply, this one's too"
         if turn.outcome is Outcome.DELIVERED:

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 
 from tests.support.sse import read_sse
+from turnloom.engine.pool import Patience
 from turnloom.engine.sglang import SGLangEngine
 from turnloom.gateway.api import Gateway, SessionHandle
 from turnloom.gateway.session import Session
@@ -59,6 +60,10 @@ class Bench:
             return answer.status, json.loads(raw) if answer.content_type == "application/json" else raw
 
 
+NONE = Patience(attempts=0)
+"""What an engine does to one request is seen as it is."""
+
+
 @asynccontextmanager
 async def bench(script: Script = (), *, tokenizer: HFTokenizer | None = None, engine: Any = None, **options: Any) -> AsyncIterator[Bench]:
     """Options starting with `session_` go to open_session, the rest to Gateway."""
@@ -66,6 +71,7 @@ async def bench(script: Script = (), *, tokenizer: HFTokenizer | None = None, en
     session = {k.removeprefix("session_"): options.pop(k) for k in list(options) if k.startswith("session_")}
     end = tokenizer.control_tokens["<|im_end|>"]
     scripted = engine or ScriptedEngine(script, tokenizer=tokenizer, end_id=end)
+    options.setdefault("patience", NONE)
     async with scripted, Gateway(SGLangEngine(scripted.url), tokenizer, admin_key=ADMIN, **options) as gateway:
         handle = await gateway.open_session(**session)
         async with aiohttp.ClientSession() as http:

@@ -42,8 +42,13 @@ def turn_line(turn: Turn) -> str:
     parts = [f"turn {turn.index}", f"{turn.prompt_len} prompt ({how})", f"{len(turn.output)} sampled", str(turn.finish.reason)]
     if turn.label not in ("", MAIN):
         parts.append(escaped(turn.label))
+    if turn.pool:
+        parts.append(f"pool {escaped(turn.pool)}")
+    parts += [f"went on at {p.start} on {escaped(p.engine)} ({escaped(p.why)})" for p in turn.pieces[1:]]
     if turn.outcome is not Outcome.DELIVERED:
         parts.append(str(turn.outcome) + (f": {escaped(turn.error)}" if turn.error else ""))
+    if turn.abort:
+        parts.append(f"abort {turn.abort}")
     parts += [f"call {c.status}" for c in turn.calls if c.status != "ok"]
     return " · ".join(parts)
 

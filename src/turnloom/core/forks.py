@@ -39,7 +39,10 @@ def explain(tree: Tree, pending: Pending, prompt: IntArray | None = None, decode
     no other turn has continued yet. The tokens are compared where both `prompt`
     and `decode` are given.
     """
-    if pending.base is None:
+    found: Found | None
+    if pending.elsewhere is not None:
+        found = _other_pool(tree, pending, pending.elsewhere)
+    elif pending.base is None:
         found = _new_sequence(tree, pending) if tree.turns else None
     else:
         found = _shared_sequence(tree, pending) if tree.continued(pending.base) else None
@@ -72,6 +75,12 @@ def _short(fork: Fork) -> Fork:
 
 def _clipped(text: str, chars: int) -> str:
     return text if len(text) <= chars else text[: chars - 1] + "…"
+
+
+def _other_pool(tree: Tree, pending: Pending, turn: str) -> Found:
+    here, there = pending.request.pool or "policy", tree.turns[turn].pool or "policy"
+    at = pending.path.index(tree.node_of[turn])
+    return Fork(ForkKind.OTHER_POOL, at, f"the reply before it is from the engines of {there!r}, this one is asked of {here!r}"), turn
 
 
 def _shared_sequence(tree: Tree, pending: Pending) -> Found:

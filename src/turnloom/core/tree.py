@@ -39,7 +39,8 @@ class Pending:
     `base` is the deepest turn on the path: its tokens can be continued. `tail`
     are the request's messages after the base turn's reply, or all of them.
     `respelled` counts replies on the path that no key matched, but their call ids or their beginning did,
-    and those whose ids name other calls than their words.
+    and those whose ids name other calls than their words. `elsewhere` is the deepest turn where another pool
+    sampled it: then there is no base, since its tokens are not this pool's.
     """
 
     request: Request
@@ -49,6 +50,7 @@ class Pending:
     keys: RequestKeys
     slots: tuple[Slot, ...]
     respelled: int = 0
+    elsewhere: str | None = None
 
     @property
     def order(self) -> list[int]:
@@ -113,6 +115,8 @@ class Tree:
         respelled = sum(self._respelled(index, *each) for each in zip(path[1:], came, keys.messages, keys.calls, strict=False))
         for depth in range(len(path) - 1, 0, -1):
             if (turn := self.nodes[path[depth]].turn) is not None:
+                if self.turns[turn].pool != request.pool:
+                    return Pending(request, path, None, came, keys, standing, respelled, turn)
                 return Pending(request, path, turn, came[depth:], keys, standing, respelled)
         return Pending(request, path, None, came, keys, standing, respelled)
 
@@ -356,9 +360,11 @@ class Tree:
         self._answered = node, answered
         return answered.place(self._message(node))
 
-    def amend(self, turn_id: str, outcome: Outcome) -> None:
-        self.failed += (outcome is Outcome.FAILED) - (self.turns[turn_id].outcome is Outcome.FAILED)
-        self.turns[turn_id] = replace(self.turns[turn_id], outcome=outcome)
+    def amend(self, turn_id: str, outcome: Outcome | None = None, abort: str | None = None) -> None:
+        turn = self.turns[turn_id]
+        outcome = outcome or turn.outcome
+        self.failed += (outcome is Outcome.FAILED) - (turn.outcome is Outcome.FAILED)
+        self.turns[turn_id] = replace(turn, outcome=outcome, abort=turn.abort if abort is None else abort)
 
     def chain(self, turn_id: str) -> list[Turn]:
         """The turns whose tokens make up this turn's sequence, first to last."""

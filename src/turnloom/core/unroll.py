@@ -85,7 +85,8 @@ CONSTRAINED = "constrained sampling"
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The usual policy: what the client never got does not train, nor what was sampled for a label of `skip`.
+    """The usual policy: what the client never got does not train, nor what another pool than the policy's sampled, nor
+    what was sampled for a label of `skip`.
 
     A reply that the engine held to a schema does not train unless `constrained`:
     its logprobs are those of the policy and the grammar together.
@@ -97,6 +98,8 @@ class Training:
     def __call__(self, turn: Turn) -> str | None:
         if turn.outcome is not Outcome.DELIVERED:
             return f"outcome {turn.outcome}"
+        if turn.pool:
+            return f"pool {turn.pool}"
         if turn.label in self.skip:
             return f"label {turn.label}"
         return CONSTRAINED if turn.sampling.json_schema and not self.constrained else None
@@ -348,6 +351,8 @@ def _statuses(chain: Sequence[Turn], **of_sample: int) -> dict[str, int]:
         counts["respelled_calls"] = max(counts["respelled_calls"], turn.respelled)
         counts["not_delivered"] += turn.outcome is not Outcome.DELIVERED
         counts["bridged"] += turn.base is not None
+        counts["seams"] += max(len(turn.pieces) - 1, 0)
+        counts["surplus_tokens"] += turn.surplus
         if turn.fork is not None:
             counts[f"fork_{turn.fork.kind}"] += 1
     return {k: n for k, n in sorted(counts.items()) if n}

@@ -6,35 +6,33 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import orjson
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from turnloom.core.dump import summary
 from turnloom.core.unroll import DEFAULT_TRAINING, Longest, Overlong, Training
+from turnloom.engine.pool import Pool
 from turnloom.errors import BadRequest, TurnloomError
 from turnloom.export.canonical import to_line
-from turnloom.gateway.body import check_json, read_body
+from turnloom.gateway.admin_body import AdminModel, read_model
+from turnloom.gateway.admin_engines import Engines, PauseBody, ResumeBody
+from turnloom.gateway.body import check_json
+from turnloom.gateway.pools import POLICY
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
-from turnloom.gateway.turn import Parts
 from turnloom.store.contract import Limits
 from turnloom.types import Sampling
 from turnloom.wire.contract import MAX_STOP_CHARS, MAX_STOPS
 
 log = logging.getLogger("turnloom.gateway")
 
-M = TypeVar("M", bound=BaseModel)
 Call = Callable[[web.Request], Awaitable[web.Response]]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class SamplingBody(_Model):
+class SamplingBody(AdminModel):
     """A policy that any engine can run: its integers fit 32 bits, and the seed's 64."""
 
     temperature: float = Field(1.0, ge=0, le=100)
@@ -55,7 +53,7 @@ class SamplingBody(_Model):
         return Sampling(self.temperature, self.top_p, self.top_k, self.max_tokens, tuple(self.stop), self.seed)
 
 
-class LimitsBody(_Model):
+class LimitsBody(AdminModel):
     max_turns: int | None = Field(None, ge=0, lt=2**31)
     max_context: int | None = Field(None, ge=2, lt=2**31)
     turn_timeout: float | None = Field(600.0, gt=0, lt=2**31)
@@ -64,14 +62,14 @@ class LimitsBody(_Model):
         return Limits(self.max_turns, self.max_context, self.turn_timeout)
 
 
-class OpenBody(_Model):
+class OpenBody(AdminModel):
     id: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,128}$")
     sampling: SamplingBody | None = None
     limits: LimitsBody | None = None
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
     group: str = ""
     rollout: str = ""
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("metadata")
     @classmethod
@@ -81,16 +79,16 @@ class OpenBody(_Model):
         return value
 
 
-class RewardBody(_Model):
+class RewardBody(AdminModel):
     value: float
 
 
-class FinishBody(_Model):
+class FinishBody(AdminModel):
     reward: float | None = None
 
 
-def add_routes(app: web.Application, sessions: Sessions, parts: Parts, authorize: Callable[[web.Request], None]) -> None:
-    api = _Admin(sessions, parts)
+def add_routes(app: web.Application, sessions: Sessions, pools: Mapping[str, Pool], authorize: Callable[[web.Request], None]) -> None:
+    api = _Admin(sessions, Engines(pools))
     for method, path, call in (
         ("POST", "/sessions", api.open),
         ("GET", "/sessions", api.list),
@@ -100,6 +98,9 @@ def add_routes(app: web.Application, sessions: Sessions, parts: Parts, authorize
         ("GET", "/sessions/{id}/samples", api.samples),
         ("POST", "/sessions/{id}/reward", api.reward),
         ("POST", "/sessions/{id}/finish", api.finish),
+        ("GET", "/engines", api.engines),
+        ("POST", "/pause", api.pause),
+        ("POST", "/resume", api.resume),
     ):
         app.router.add_route(method, f"/api/v1{path}", _guarded(call, authorize))
 
@@ -129,12 +130,12 @@ def session_urls(origin: str, key: str) -> Mapping[str, Mapping[str, str]]:
 
 
 class _Admin:
-    def __init__(self, sessions: Sessions, parts: Parts) -> None:
+    def __init__(self, sessions: Sessions, engines: Engines) -> None:
         self._sessions = sessions
-        self._parts = parts
+        self._engines = engines
 
     async def open(self, http: web.Request) -> web.Response:
-        body = await _body(http, OpenBody)
+        body = await read_model(http, OpenBody)
         session, key = await self._sessions.open(
             session_id=body.id,
             sampling=body.sampling.sampling() if body.sampling else None,
@@ -177,13 +178,13 @@ class _Admin:
         return web.Response(body=b"".join(line + b"\n" for line in lines), content_type="application/x-ndjson")
 
     async def reward(self, http: web.Request) -> web.Response:
-        body = await _body(http, RewardBody)
+        body = await read_model(http, RewardBody)
         session = await self._session(http)
         await session.update(reward=body.value)
         return _json(_row(session))
 
     async def finish(self, http: web.Request) -> web.Response:
-        body = await _body(http, FinishBody)
+        body = await read_model(http, FinishBody)
         session = await self._session(http)
         await session.finish(body.reward)
         return _json(_row(session))
@@ -191,6 +192,15 @@ class _Admin:
     async def drop(self, http: web.Request) -> web.Response:
         await self._sessions.drop(http.match_info["id"])
         return web.Response(status=204)
+
+    async def engines(self, http: web.Request) -> web.Response:
+        return _json(await self._engines.list())
+
+    async def pause(self, http: web.Request) -> web.Response:
+        return _json(await self._engines.pause(await read_model(http, PauseBody)))
+
+    async def resume(self, http: web.Request) -> web.Response:
+        return _json(await self._engines.resume(await read_model(http, ResumeBody)))
 
     async def _session(self, http: web.Request) -> Session:
         return await self._sessions.by_id(http.match_info["id"])
@@ -241,22 +251,19 @@ def tree_json(session: Session) -> dict[str, Any]:
             "finish_reason": t.finish.reason,
             "outcome": t.outcome,
             "label": t.label,
+            "pool": t.pool or POLICY,
+            "model": t.model,
+            "versions": [asdict(span) for span in t.versions],
+            "pieces": [asdict(piece) for piece in t.pieces],
+            "abort": t.abort,
+            "surplus": t.surplus,
+            "cached_tokens": t.cached_tokens,
             "calls": [{name: getattr(c, name) for name in ("status", "name", "start", "end", "first_token", "end_token")} for c in t.calls],
             "error": t.error,
         }
         for t in session.tree.turns.values()
     ]
     return {"id": session.row.id, "nodes": nodes, "turns": turns}
-
-
-async def _body(http: web.Request, model: type[M]) -> M:
-    raw = await read_body(http)
-    try:
-        return model.model_validate_json(raw or b"{}")
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "body"
-        raise BadRequest(f"{where}: {first['msg']}") from error
 
 
 def _longest(http: web.Request) -> Longest:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,7 @@ from aiohttp import web
 from turnloom.core.dump import summary
 from turnloom.core.match import Matcher
 from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Training
-from turnloom.engine.contract import Engine
-from turnloom.engine.open import open_engine
+from turnloom.engine.pool import PATIENCE, Patience, Pool
 from turnloom.errors import ConfigError
 from turnloom.gateway.admin import session_urls
 from turnloom.gateway.app import GatewayApp
@@ -27,11 +26,12 @@ from turnloom.gateway.http_log import server_log
 from turnloom.gateway.labels import Labeler, load_labeler
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.policy import History, load_matcher
+from turnloom.gateway.pools import POLICY, Spec, check_pools, open_pool, read_routes
 from turnloom.gateway.respond import KEEPALIVE_SECONDS
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
-from turnloom.gateway.turn import Parts
-from turnloom.parse.formats import parser_factory
+from turnloom.gateway.turn import Parts, Served
+from turnloom.parse.formats import AUTO, parser_factory
 from turnloom.render.choose import choose_renderer
 from turnloom.render.contract import Tokenizer
 from turnloom.render.profile import writes_calls_as_text
@@ -46,6 +46,8 @@ from turnloom.wire.quirks import ALL as ALL_QUIRKS
 from turnloom.wire.quirks import Quirk
 
 T = TypeVar("T")
+
+TokenizerSpec = str | Path | Tokenizer | None
 
 MAX_HEADER = 64 * 1024
 """Bytes of one header, or of the request line. Agents describe their turns in headers."""
@@ -89,9 +91,11 @@ class SessionHandle:
 class Gateway:
     """Everything between an agent and an engine.
 
-    `engine` is a URL (`http://host:30000` for SGLang, `local:smollm2` for the
-    embedded one) or an Engine. `tokenizer` is a path, a hub id, a Tokenizer, or None
-    to take what the engine names. `store` is a SQLite file, a Store, or None for
+    `engine` is a URL (`engine.open`), several of one model with commas between
+    them, an Engine, or these by the names of pools, of which `policy` is the model
+    under training; `routes` say which requests go to the others (`gateway.pools`),
+    `patience` how long a turn goes on with engines that fail. `tokenizer` is a path,
+    a hub id, a Tokenizer, or None to take what the engine names; or these by pool. `store` is a SQLite file, a Store, or None for
     memory. `matching` says when an echoed reply is the recorded one (`canonical`,
     `strict`, `package.module:name`, or a Matcher), `history` and `realign` which
     tokens go on from it (`gateway.policy.History`), `longest` how long a handle's
@@ -106,9 +110,11 @@ class Gateway:
 
     def __init__(
         self,
-        engine: str | Engine = "local:smollm2",
-        tokenizer: str | Path | Tokenizer | None = None,
+        engine: Spec | Mapping[str, Spec] = "local:smollm2",
+        tokenizer: TokenizerSpec | Mapping[str, TokenizerSpec] = None,
         *,
+        routes: Sequence[str] = (),
+        patience: Patience = PATIENCE,
         store: str | Path | Store | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -131,8 +137,10 @@ class Gateway:
         open_sessions: bool = False,
         keepalive: float = KEEPALIVE_SECONDS,
     ) -> None:
-        self._engine_spec = engine
-        self._tokenizer_spec = tokenizer
+        self._engines = dict(engine) if isinstance(engine, Mapping) else {POLICY: engine}
+        self._tokenizers = dict(tokenizer) if isinstance(tokenizer, Mapping) else {POLICY: tokenizer}
+        check_pools(self._engines)
+        self._routes, self._patience = read_routes(routes, self._engines), patience
         self._store: Store = MemoryStore() if store is None else SQLiteStore(store) if isinstance(store, str | Path) else store
         self._host, self._port = host, port
         self._tool_format = tool_format
@@ -149,7 +157,7 @@ class Gateway:
         self._keepalive = keepalive
         self._runner: web.AppRunner | None = None
         self._sessions: Sessions | None = None
-        self._engine: Engine | None = None
+        self._pools: dict[str, Pool] = {}
         self.tokenizer: Tokenizer | None = None
         self.url = ""
 
@@ -163,28 +171,32 @@ class Gateway:
         return self
 
     async def _start(self) -> None:
-        spec = self._engine_spec
-        self._engine = engine = await open_engine(spec) if isinstance(spec, str) else spec
-        capabilities = await engine.capabilities()
-        self.tokenizer = tokenizer = await self._load_tokenizer(capabilities.tokenizer)
+        for name, spec in self._engines.items():
+            self._pools[name] = await open_pool(spec, self._patience)
+        models = {name: await self._serve(name, pool) for name, pool in self._pools.items()}
+        policy = models.pop(POLICY)
+        self.tokenizer = policy.tokenizer
         await self._store.open()
         self._sessions = Sessions(
             self._store, self._sampling, self._limits, time.time, open_unknown=self._open_sessions, matcher=self._matcher
         )
-        renderer = await asyncio.to_thread(self._renderer, tokenizer)
         parts = Parts(
-            engine=engine,
-            tokenizer=tokenizer,
-            renderer=renderer,
-            parser=parser_factory(self._tool_format, tokenizer.chat_template, calls_as_text=writes_calls_as_text(renderer)),
+            policy=policy,
             metrics=Metrics(),
             clock=time.time,
             new_id=lambda: uuid.uuid4().hex,
-            default_model=capabilities.model,
             history=self._history,
+            others=models,
         )
         app = GatewayApp(
-            parts, self._sessions, admin_key=self._admin_key, keepalive=self._keepalive, reading=self._reading, labeler=self._labeler
+            parts,
+            self._sessions,
+            self._pools,
+            admin_key=self._admin_key,
+            keepalive=self._keepalive,
+            reading=self._reading,
+            labeler=self._labeler,
+            routes=self._routes,
         )
         self._runner = web.AppRunner(
             app.app(),
@@ -203,13 +215,25 @@ class Gateway:
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def _load_tokenizer(self, named_by_engine: str | None) -> Tokenizer:
-        spec = self._tokenizer_spec if self._tokenizer_spec is not None else named_by_engine
+    async def _serve(self, name: str, pool: Pool) -> Served:
+        """One pool's model. What the gateway was told of templates and formats is the policy's; the others' are found out."""
+        able = await pool.capabilities()
+        own = name == POLICY
+        tokenizer = await self._load_tokenizer(name, able.tokenizer, self._chat_template if own else None)
+        renderer = await asyncio.to_thread(self._renderer if own else partial(choose_renderer, "auto"), tokenizer)
+        tool_format = self._tool_format if own else AUTO
+        parser = parser_factory(tool_format, tokenizer.chat_template, calls_as_text=writes_calls_as_text(renderer))
+        return Served(pool, tokenizer, renderer, parser, able.model)
+
+    async def _load_tokenizer(self, pool: str, named_by_engine: str | None, template: str | None) -> Tokenizer:
+        spec = self._tokenizers.get(pool)
+        spec = named_by_engine if spec is None else spec
         if spec is None:
-            raise ConfigError("the engine names no tokenizer; give --tokenizer PATH_OR_ID")
+            prefix = "" if pool == POLICY else f"{pool}="
+            raise ConfigError(f"the engine names no tokenizer; give --tokenizer {prefix}PATH_OR_ID")
         if isinstance(spec, str | Path):
-            return await asyncio.to_thread(load_tokenizer, str(spec), chat_template=self._chat_template)
-        if self._chat_template is not None:
+            return await asyncio.to_thread(load_tokenizer, str(spec), chat_template=template)
+        if template is not None:
             raise ConfigError("a chat template comes with the tokenizer that is given; load it with that template")
         return spec
 
@@ -217,13 +241,16 @@ class Gateway:
         """Cancel what is in flight, keep it on record, close everything. Stopping twice is no error."""
         sessions, self._sessions = self._sessions, None
         runner, self._runner = self._runner, None
-        engine, self._engine = self._engine, None
+        pools, self._pools = self._pools, {}
         if sessions is not None:
             await sessions.close()
         if runner is not None:
             await runner.cleanup()
-        if engine is not None:
-            await engine.close()
+        for pool in pools.values():
+            pool.release()
+            await pool.close()
+        if sessions is not None:
+            await sessions.settled()
         await self._store.close()
 
     async def __aenter__(self) -> Self:
@@ -254,11 +281,11 @@ class Gateway:
         return await self._running().by_id(session_id)
 
     @property
-    def engine(self) -> Engine:
-        """The engine behind the started gateway."""
-        if self._engine is None:
+    def engine(self) -> Pool:
+        """The policy's engines, behind the started gateway."""
+        if POLICY not in self._pools:
             raise ConfigError(_NOT_STARTED)
-        return self._engine
+        return self._pools[POLICY]
 
     def _running(self) -> Sessions:
         if self._sessions is None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
 
+from turnloom.engine.pool import Pool
 from turnloom.errors import BadRequest, NotFound, TurnloomError
-from turnloom.gateway import admin, auth, routes
+from turnloom.gateway import admin, auth
+from turnloom.gateway import routes as dialect_routes
 from turnloom.gateway.body import MAX_BODY, read_body
 from turnloom.gateway.labels import Labeler, labelled
 from turnloom.gateway.openapi import document
+from turnloom.gateway.pools import Route, routed
 from turnloom.gateway.respond import KEEPALIVE_SECONDS, OtherChoiceFailed, Responder, http_error
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
@@ -44,29 +48,33 @@ class GatewayApp:
         self,
         parts: Parts,
         sessions: Sessions,
+        pools: Mapping[str, Pool],
         *,
         admin_key: str = "",
         keepalive: float = KEEPALIVE_SECONDS,
         reading: Reading = DEFAULT_READING,
         labeler: Labeler = recognise,
+        routes: Sequence[Route] = (),
     ) -> None:
         self.parts = parts
         self.sessions = sessions
         self.admin_key = admin_key
         self._keepalive = keepalive
+        self._pools = pools
         self._labeler = labeler
-        self._dialects = routes.make_dialects(reading)
+        self._routes = routes
+        self._dialects = dialect_routes.make_dialects(reading)
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._errors])
         router = app.router
         for prefix in ("", "/s/{key}"):
-            for path, name in routes.TURNS.items():
+            for path, name in dialect_routes.TURNS.items():
                 router.add_post(prefix + path, partial(self._turn, getattr(self._dialects, name)))
-            for path, name in routes.COUNTS.items():
+            for path, name in dialect_routes.COUNTS.items():
                 router.add_post(prefix + path, partial(self._count, getattr(self._dialects, name)))
             router.add_get(f"{prefix}/v1/responses", self._websocket)
-            for version in routes.VERSIONS:
+            for version in dialect_routes.VERSIONS:
                 router.add_post(f"{prefix}{version}/models/{{model:.+}}:{{verb:[A-Za-z]+}}", self._gemini)
                 router.add_get(f"{prefix}{version}/models", self._models)
                 router.add_get(f"{prefix}{version}/models/{{model:.+}}", self._model)
@@ -76,7 +84,7 @@ class GatewayApp:
         router.add_get("/healthz", self._healthz)
         router.add_get("/metrics", self._metrics)
         router.add_get("/openapi.json", self._openapi)
-        admin.add_routes(app, self.sessions, self.parts, lambda http: auth.require_admin(http, self.admin_key))
+        admin.add_routes(app, self.sessions, self._pools, lambda http: auth.require_admin(http, self.admin_key))
         return app
 
     async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
@@ -127,18 +135,19 @@ class GatewayApp:
         verb = http.match_info["verb"]
         if verb == COUNT:
             return await self._count(self._dialects.gemini, http)
-        if verb in routes.GENERATE:
+        if verb in dialect_routes.GENERATE:
             return await self._turn(self._dialects.gemini, http)
         http[SPOKEN] = self._dialects.gemini
-        raise NotFound(f"models have no method {verb!r} here; there are {', '.join((*routes.GENERATE, COUNT))}")
+        raise NotFound(f"models have no method {verb!r} here; there are {', '.join((*dialect_routes.GENERATE, COUNT))}")
 
     async def _read(self, http: web.Request, dialect: Dialect) -> Request:
-        body, envelope = await read_body(http), routes.envelope_of(http)
+        body, envelope = await read_body(http), dialect_routes.envelope_of(http)
         read = partial(dialect.read, body, envelope)
         request = read() if len(body) <= _INLINE_BODY else await asyncio.to_thread(read)
         if len(request.model) > MAX_MODEL:
             raise BadRequest(f"model: the name has {len(request.model)} characters; at most {MAX_MODEL} are supported")
-        return labelled(self._labeler, dialect.name, envelope, request)
+        request = labelled(self._labeler, dialect.name, envelope, request)
+        return replace(request, pool=routed(self._routes, request, envelope))
 
     async def _websocket(self, http: web.Request) -> web.StreamResponse:
         """Codex first asks for a WebSocket; 426 sends it to POST at once."""
@@ -150,13 +159,14 @@ class GatewayApp:
         return response
 
     async def _models(self, http: web.Request) -> web.Response:
-        dialect = routes.dialect_of(http, self._dialects)
+        dialect = dialect_routes.dialect_of(http, self._dialects)
         await self.sessions.by_key(auth.session_key(http))
-        return web.Response(body=dialect.models([self.parts.default_model]), content_type="application/json")
+        names = dict.fromkeys(served.name for served in (self.parts.policy, *self.parts.others.values()))
+        return web.Response(body=dialect.models(list(names)), content_type="application/json")
 
     async def _model(self, http: web.Request) -> web.Response:
-        """Every name is the one model that there is, as in requests."""
-        dialect = routes.dialect_of(http, self._dialects)
+        """Every name is a model, as in requests."""
+        dialect = dialect_routes.dialect_of(http, self._dialects)
         await self.sessions.by_key(auth.session_key(http))
         return web.Response(body=dialect.model(http.match_info["model"]), content_type="application/json")
 
@@ -165,7 +175,7 @@ class GatewayApp:
         return web.Response(text="turnloom\n")
 
     async def _healthz(self, http: web.Request) -> web.Response:
-        ready = await self.parts.engine.health()
+        ready = all(await asyncio.gather(*(s.engine.health() for s in (self.parts.policy, *self.parts.others.values()))))
         return web.json_response({"ready": ready}, status=200 if ready else 503)
 
     async def _metrics(self, http: web.Request) -> web.Response:
@@ -198,7 +208,7 @@ class GatewayApp:
         if request.path.startswith("/api/v1/"):
             response = admin.error_response(failure)
         else:
-            dialect = request.get(SPOKEN) or routes.dialect_of(request, self._dialects)
+            dialect = request.get(SPOKEN) or dialect_routes.dialect_of(request, self._dialects)
             response = http_error(dialect.error(failure))
         if request.content.exception() is not None:
             response.force_close()  # where a broken body ends, and the next request begins, is not known

@@ -20,7 +20,12 @@ from turnloom.wire.reply import ReplyBuilder
 
 
 class Output:
-    """Ids and logprobs are kept exactly as the engine gave them; only the text knows about end tokens and stop strings."""
+    """Ids and logprobs are kept exactly as the engine gave them, up to the one that ends the reply; only the text knows
+    about end tokens and stop strings.
+
+    What an engine samples after the stop token that it names, or after the token
+    that completes a stop string, is `surplus`: it is counted and not kept.
+    """
 
     def __init__(
         self,
@@ -45,17 +50,24 @@ class Output:
         self._ids: list[IntArray] = []
         self._logprobs: list[FloatArray] = []
         self._held: list[int] = []
+        self._count = 0
         self._finish: Finish | None = None
         self._parsed = False
-        self.versions: tuple[VersionSpan, ...] = ()
+        self.surplus = 0
+        self.cached_tokens = 0
+        self._versions: tuple[VersionSpan, ...] = ()
         self.tokens: list[SampledToken] = []
 
     def feed(self, chunk: Chunk) -> list[ReplyEvent]:
         """Keep the chunk's tokens; what of their text can go out now. Special tokens are held: one that ends the turn is not text."""
-        self._ids.append(chunk.ids)
-        self._logprobs.append(chunk.logprobs)
-        self.versions = chunk.versions or self.versions
+        self._versions = chunk.versions or self._versions
         self._finish = chunk.finish or self._finish
+        self.cached_tokens = self.cached_tokens or chunk.cached_tokens
+        if self._stops.matched is not None:
+            self.surplus += len(chunk.ids)
+            return []
+        chunk = self._to_the_end(chunk)
+        self._keep(chunk)
         text_ids: list[int] = []
         for token in chunk.ids.tolist():
             if token in self._maybe_end:
@@ -64,7 +76,41 @@ class Output:
                 text_ids += [*self._held, token]
                 self._held.clear()
         events = self._parse(self._decoded(text_ids)) if text_ids else []
+        over = self._cut_at_stop()
+        if over and len(chunk.ids):
+            kept = max(len(chunk.ids) - over, 0)
+            chunk = replace(chunk, ids=chunk.ids[:kept], logprobs=chunk.logprobs[:kept])
         return [*events, *self._tokens(chunk)] if self._show_tokens else events
+
+    def _to_the_end(self, chunk: Chunk) -> Chunk:
+        """The last chunk up to the stop token that it names."""
+        finish = chunk.finish
+        if finish is None or finish.reason is not FinishReason.STOP or not isinstance(finish.matched, int):
+            return chunk
+        found = np.flatnonzero(chunk.ids == finish.matched)
+        if not found.size:
+            return chunk
+        end = int(found[0]) + 1
+        self.surplus += len(chunk.ids) - end
+        return replace(chunk, ids=chunk.ids[:end], logprobs=chunk.logprobs[:end])
+
+    def _keep(self, chunk: Chunk) -> None:
+        self._ids.append(chunk.ids)
+        self._logprobs.append(chunk.logprobs)
+        self._count += len(chunk.ids)
+
+    def _cut_at_stop(self) -> int:
+        """Leave off what came after the token that completes the stop string; how many that were."""
+        if self._stops.matched is None:
+            return 0
+        end = self._spans.of(self._stops.end - 1, self._stops.end)[1]
+        over = self._count - end
+        if over > 0:
+            self._ids, self._logprobs = [self.ids[:end]], [self.logprobs[:end]]
+            self._count = end
+            self._held.clear()
+            self.surplus += over
+        return max(over, 0)
 
     def _tokens(self, chunk: Chunk) -> list[ReplyEvent]:
         pairs = zip(chunk.ids.tolist(), chunk.logprobs.tolist(), strict=True)
@@ -101,8 +147,18 @@ class Output:
         return [self._builder.feed(e) for e in self._parser.feed(visible)] if visible else []
 
     @property
+    def stopped(self) -> bool:
+        """A stop string is complete: what the engine samples from here on is surplus."""
+        return self._stops.matched is not None
+
+    @property
     def ids(self) -> IntArray:
         return ids(np.concatenate(self._ids)) if self._ids else ids()
+
+    @property
+    def versions(self) -> tuple[VersionSpan, ...]:
+        """Those of the ids that are kept."""
+        return tuple(replace(s, end=min(s.end, self._count)) for s in self._versions if s.start < self._count)
 
     @property
     def logprobs(self) -> FloatArray:
@@ -111,10 +167,10 @@ class Output:
     @property
     def finish(self) -> Finish:
         """How it ended. A stop string found in the text counts as the stop, even where the engine went on past it."""
-        if self._finish is None:
-            return Finish(FinishReason.ABORT, message="the engine's stream ended early")
         if self._stops.matched is not None:
             return Finish(FinishReason.STOP, matched=self._stops.matched)
+        if self._finish is None:
+            return Finish(FinishReason.ABORT, message="the engine's stream ended early")
         return self._finish
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from turnloom.core.forks import Decode, compare, explain
 from turnloom.core.tree import Pending, Tree
 from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Origin, Policy, Unrolled, prompt_crc, unroll
-from turnloom.engine.contract import Capabilities
-from turnloom.errors import BadRequest, LimitReached, PromptTooLong, SessionClosed
+from turnloom.engine.contract import Capabilities, Trace
+from turnloom.engine.pool import worst
+from turnloom.errors import BadRequest, LimitReached, PromptTooLong, SessionClosed, StoreError
 from turnloom.gateway.output import Output
 from turnloom.gateway.prompt import Prompt
 from turnloom.store.contract import SessionRow, Store
-from turnloom.types import MAIN, Fork, Outcome, Request, Sampling, Turn
+from turnloom.types import MAIN, AbortOutcome, Fork, Outcome, Request, Sampling, Turn
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ class Session:
         self._store = store
         self._lock = asyncio.Lock()
         self._in_flight: set[asyncio.Task[Any]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
         self.closing = False
         """Turns in flight are being cancelled by us, not by their clients."""
 
@@ -96,10 +98,30 @@ class Session:
             self.tree.apply(delta, pending)
             return turn
 
-    async def amend(self, turn_id: str, outcome: Outcome) -> None:
+    async def amend(self, turn_id: str, *, outcome: Outcome | None = None, abort: str | None = None) -> None:
         async with self._lock:
-            await self._store.amend(self.row.id, turn_id, outcome)
-            self.tree.amend(turn_id, outcome)
+            await self._store.amend(self.row.id, turn_id, outcome=outcome, abort=abort)
+            self.tree.amend(turn_id, outcome, abort)
+
+    def settle(self, turn_id: str, aborts: Sequence[Awaitable[AbortOutcome]]) -> None:
+        """Write to the turn what comes of its aborts, when that is known."""
+
+        async def settled() -> None:
+            outcome = worst([await each for each in aborts])
+            if outcome is not AbortOutcome.UNVERIFIED:
+                try:
+                    await self.amend(turn_id, abort=outcome)
+                except (StoreError, KeyError) as error:
+                    log.warning("what became of the abort of turn %s could not be written: %s", turn_id, error)
+
+        task = asyncio.create_task(settled())
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+
+    async def settled(self) -> None:
+        """Return when all that is still to be known of this session's turns is written."""
+        while self._settling:
+            await asyncio.wait(self._settling)
 
     async def update(self, **changes: Any) -> None:
         """Change the session's row, on disk first."""
@@ -148,6 +170,7 @@ class TurnRecorder:
     decode: Decode
     started: float
     clock: Callable[[], float]
+    trace: Trace
     turn: Turn | None = None
 
     async def __call__(self, outcome: Outcome, error: str = "") -> Turn:
@@ -158,8 +181,10 @@ class TurnRecorder:
         if self.turn is None:
             self.output.close()
             self.turn = await self.session.commit(self.pending, self.output, lambda index: self._turn(index, outcome, error))
+            if self.trace.aborts:
+                self.session.settle(self.turn_id, self.trace.aborts)
         elif self.turn.outcome is not outcome:
-            await self.session.amend(self.turn_id, outcome)
+            await self.session.amend(self.turn_id, outcome=outcome)
             self.turn = self.session.tree.turns[self.turn_id]
         return self.turn
 
@@ -196,6 +221,11 @@ class TurnRecorder:
             started=self.started,
             ended=self.clock(),
             error=error,
+            pool=self.pending.request.pool,
+            pieces=tuple(p for p in self.trace.pieces if p.start < len(output.ids) or not p.start),
+            abort=AbortOutcome.UNVERIFIED if self.trace.aborts else "",
+            surplus=output.surplus,
+            cached_tokens=output.cached_tokens,
         )
 
 

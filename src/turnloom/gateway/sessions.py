@@ -124,6 +124,7 @@ class Sessions:
         """Finish, then forget. Raises NotFound."""
         session = await self.by_id(session_id)
         await session.finish()
+        await session.settled()
         await self._store.drop(session_id)
         self._by_id.pop(session_id, None)
         self._ids.pop(session.row.key_hash, None)
@@ -131,6 +132,9 @@ class Sessions:
     async def close(self) -> None:
         """Cancel what is in flight; sessions stay open on disk and go on after a restart."""
         await asyncio.gather(*(s.cancel_in_flight() for s in list(self._by_id.values())))
+
+    async def settled(self) -> None:
+        await asyncio.gather(*(s.settled() for s in list(self._by_id.values())))
 
     @property
     def loaded(self) -> int:

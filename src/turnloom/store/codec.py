@@ -34,6 +34,7 @@ from turnloom.types import (
     Message,
     Outcome,
     Part,
+    Piece,
     Reasoning,
     Sampling,
     Text,
@@ -251,7 +252,7 @@ def decode_calls(data: Json) -> tuple[CallRecord, ...]:
 
 
 def encode_turn(turn: Turn) -> Json:
-    """Everything but the token columns and the outcome, which can be amended and so is stored beside it."""
+    """Everything but the token columns, and outcome and abort, which can be amended and so are stored beside it."""
     return {
         "id": turn.id,
         "index": turn.index,
@@ -271,10 +272,14 @@ def encode_turn(turn: Turn) -> Json:
         "started": turn.started,
         "ended": turn.ended,
         "error": turn.error,
+        "pool": turn.pool,
+        "pieces": [[piece.start, piece.engine, piece.why] for piece in turn.pieces],
+        "surplus": turn.surplus,
+        "cached_tokens": turn.cached_tokens,
     }
 
 
-def decode_turn(data: Json, outcome: Outcome, appended: IntArray, output: IntArray, logprobs: FloatArray) -> Turn:
+def decode_turn(data: Json, outcome: Outcome, abort: str, appended: IntArray, output: IntArray, logprobs: FloatArray) -> Turn:
     return Turn(
         id=data["id"],
         index=data["index"],
@@ -298,14 +303,19 @@ def decode_turn(data: Json, outcome: Outcome, appended: IntArray, output: IntArr
         started=data["started"],
         ended=data["ended"],
         error=data["error"],
+        pool=data.get("pool", ""),
+        pieces=tuple(Piece(*fields) for fields in data.get("pieces", ())),
+        abort=abort,
+        surplus=data.get("surplus", 0),
+        cached_tokens=data.get("cached_tokens", 0),
     )
 
 
 # Deltas
 
 
-DeltaColumns = tuple[str, bytes, bytes, bytes, bytes, bytes]
-"""outcome, nodes, turn, appended, output, logprobs: one stored delta."""
+DeltaColumns = tuple[str, str, bytes, bytes, bytes, bytes, bytes]
+"""outcome, abort, nodes, turn, appended, output, logprobs: one stored delta."""
 
 
 def check_delta(delta: Delta) -> None:
@@ -324,6 +334,7 @@ def encode_delta(delta: Delta) -> DeltaColumns:
     check_delta(delta)
     return (
         str(turn.outcome),
+        turn.abort,
         pack([encode_node(node) for node in delta.nodes]),
         pack(encode_turn(turn)),
         pack_ids(turn.appended),
@@ -333,11 +344,11 @@ def encode_delta(delta: Delta) -> DeltaColumns:
 
 
 def decode_delta(columns: DeltaColumns) -> Delta:
-    outcome, nodes, turn, appended, output, logprobs = columns
+    outcome, abort, nodes, turn, appended, output, logprobs = columns
     try:
         return Delta(
             nodes=tuple(decode_node(node) for node in unpack(nodes)),
-            turn=decode_turn(unpack(turn), Outcome(outcome), unpack_ids(appended), unpack_ids(output), unpack_floats(logprobs)),
+            turn=decode_turn(unpack(turn), Outcome(outcome), abort, unpack_ids(appended), unpack_ids(output), unpack_floats(logprobs)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"a stored turn is damaged: {type(error).__name__}: {error}") from error

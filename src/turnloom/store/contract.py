@@ -49,8 +49,8 @@ class Store(Protocol):
         """All of the delta or none of it. Raises StoreError for an unknown session or a turn id seen before."""
         ...
 
-    async def amend(self, session_id: str, turn_id: str, outcome: Outcome) -> None:
-        """Change a stored turn's outcome: a delivered turn whose client turned out to be gone."""
+    async def amend(self, session_id: str, turn_id: str, *, outcome: Outcome | None = None, abort: str | None = None) -> None:
+        """Change what comes to be known of a stored turn: that its client was gone after all, what became of its abort."""
         ...
 
     async def session(self, session_id: str) -> SessionRow | None: ...

@@ -55,12 +55,14 @@ class MemoryStore:
             raise StoreError(f"session {session_id} already holds turn {delta.turn.id}; a turn is stored once")
         deltas[delta.turn.id] = delta
 
-    async def amend(self, session_id: str, turn_id: str, outcome: Outcome) -> None:
+    async def amend(self, session_id: str, turn_id: str, *, outcome: Outcome | None = None, abort: str | None = None) -> None:
         deltas = self._session(session_id, "nothing to amend").deltas
         if turn_id not in deltas:
             raise StoreError(f"session {session_id} has no turn {turn_id} to amend")
         delta = deltas[turn_id]
-        deltas[turn_id] = replace(delta, turn=replace(delta.turn, outcome=outcome))
+        turn = delta.turn
+        changed = replace(turn, outcome=outcome or turn.outcome, abort=turn.abort if abort is None else abort)
+        deltas[turn_id] = replace(delta, turn=changed)
 
     async def session(self, session_id: str) -> SessionRow | None:
         self._check_open()

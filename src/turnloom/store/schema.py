@@ -42,6 +42,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) STRICT""",
         "CREATE INDEX deltas_by_session ON deltas (session, number)",
     ),
+    ("ALTER TABLE deltas ADD COLUMN abort TEXT NOT NULL DEFAULT ''",),
 )
 """MIGRATIONS[n] brings a file from version n to n + 1."""
 

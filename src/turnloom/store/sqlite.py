@@ -97,10 +97,10 @@ class SQLiteStore:
 
         await self._write(work)
 
-    async def amend(self, session_id: str, turn_id: str, outcome: Outcome) -> None:
+    async def amend(self, session_id: str, turn_id: str, *, outcome: Outcome | None = None, abort: str | None = None) -> None:
         def work(connection: sqlite3.Connection) -> None:
             number = _number(connection, session_id)
-            if not connection.execute(AMEND, (str(outcome), number, turn_id)).rowcount:
+            if not connection.execute(AMEND, (outcome and str(outcome), abort, number, turn_id)).rowcount:
                 raise StoreError(f"session {session_id} has no turn {turn_id} to amend")
 
         await self._write(work)
@@ -178,11 +178,11 @@ PUT_SESSION = """
 INSERT INTO sessions (id, key_hash, created, status, body) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET key_hash = excluded.key_hash, created = excluded.created, status = excluded.status, body = excluded.body
 """
-APPEND = "INSERT INTO deltas (session, turn, outcome, nodes, body, appended, output, logprobs) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-AMEND = "UPDATE deltas SET outcome = ? WHERE session = ? AND turn = ?"
+APPEND = "INSERT INTO deltas (session, turn, outcome, abort, nodes, body, appended, output, logprobs) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+AMEND = "UPDATE deltas SET outcome = coalesce(?, outcome), abort = coalesce(?, abort) WHERE session = ? AND turn = ?"
 SESSIONS = "SELECT body FROM sessions WHERE status != 'dropped' ORDER BY created DESC, number DESC LIMIT ? OFFSET ?"
 DELTAS = """
-SELECT outcome, nodes, deltas.body, appended, output, logprobs FROM deltas
+SELECT outcome, abort, nodes, deltas.body, appended, output, logprobs FROM deltas
 JOIN sessions ON sessions.number = deltas.session WHERE sessions.id = ? ORDER BY deltas.number
 """
 

@@ -1,0 +1,91 @@
+"""One output out of several requests: what is still to be asked for, and how the next one's tokens are joined on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+
+from turnloom.engine.contract import Chunk
+from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, IntArray, Sampling, VersionSpan, ids
+
+_SEED_END = 2**63
+
+
+class Seam:
+    """The output of one turn so far. `sampling.max_tokens` is set: what the first request may sample.
+
+    Every token keeps the logprob and the weight version that came with it. Of a
+    request that named its versions chunk by chunk and then broke off, those stand;
+    of one that ended, its own spans count.
+    """
+
+    def __init__(self, prompt: IntArray, sampling: Sampling, end_ids: Collection[int] = ()) -> None:
+        if sampling.max_tokens is None:
+            raise ValueError("what may be sampled in all must be known")
+        self._prompt = prompt
+        self._sampling = sampling
+        self._most = sampling.max_tokens
+        self._end_ids = frozenset(end_ids)
+        self._ids: list[IntArray] = []
+        self._spans: list[VersionSpan] = []
+        self._start = 0
+        self._last: int | None = None
+        self.count = 0
+        """Tokens so far."""
+
+    @property
+    def constrained(self) -> bool:
+        """A grammar that has begun cannot be gone on with: the next request would begin it anew."""
+        return bool(self._sampling.json_schema and self.count)
+
+    @property
+    def prompt(self) -> IntArray:
+        """What the next request goes on from."""
+        return ids(np.concatenate([self._prompt, *self._ids])) if self._ids else self._prompt
+
+    @property
+    def sampling(self) -> Sampling:
+        """What the next request asks for: the tokens that are left, and with a seed other draws than those already made."""
+        seed = self._sampling.seed
+        return replace(self._sampling, max_tokens=self._most - self.count, seed=None if seed is None else (seed + self.count) % _SEED_END)
+
+    def open(self) -> None:
+        """A new request begins."""
+        self._start = self.count
+
+    def add(self, chunk: Chunk) -> Chunk:
+        """The chunk as one of the whole output: its spans over all tokens, on the last one."""
+        start = self.count
+        if len(chunk.ids):
+            self._ids.append(chunk.ids)
+            self._last = int(chunk.ids[-1])
+            self.count += len(chunk.ids)
+            self._name(chunk.version, start)
+        if chunk.versions:
+            self._spans = [s for s in self._spans if s.end <= self._start]
+            for span in chunk.versions:
+                self._join(VersionSpan(span.version, span.start + self._start, span.end + self._start))
+        return replace(chunk, versions=tuple(self._spans) if chunk.finish is not None else ())
+
+    def _name(self, version: str | None, start: int) -> None:
+        if version is not None:
+            self._join(VersionSpan(version, start, self.count))
+
+    def _join(self, span: VersionSpan) -> None:
+        before = self._spans[-1] if self._spans else None
+        if before is not None and before.version == span.version and before.end == span.start:
+            span = VersionSpan(span.version, self._spans.pop().start, span.end)
+        if span.end > span.start:
+            self._spans.append(span)
+
+    def over(self) -> Chunk | None:
+        """The last chunk, where an output that broke off was complete: its last token ends a reply, or it was the last allowed."""
+        if self._last is not None and self._last in self._end_ids:
+            return self.end(Finish(FinishReason.STOP, matched=self._last))
+        return self.end(Finish(FinishReason.LENGTH)) if self.count >= self._most else None
+
+    def end(self, finish: Finish) -> Chunk:
+        """A last chunk without tokens."""
+        return Chunk(NO_IDS, NO_FLOATS, finish, tuple(self._spans))

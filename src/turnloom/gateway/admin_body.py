@@ -1,0 +1,29 @@
+"""How the admin API reads its bodies."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from turnloom.errors import BadRequest
+from turnloom.gateway.body import read_body
+
+
+class AdminModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+M = TypeVar("M", bound=AdminModel)
+
+
+async def read_model(http: web.Request, model: type[M]) -> M:
+    """Raises BadRequest, and BodyTooLarge."""
+    raw = await read_body(http)
+    try:
+        return model.model_validate_json(raw or b"{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        raise BadRequest(f"{where}: {first['msg']}") from error

@@ -25,9 +25,11 @@ import orjson
 from aiohttp import web
 
 from turnloom.engine.generate_request import GenerateRequest, InvalidRequest, read_generate
-from turnloom.engine.llamacpp import LlamaCpp, Slots, Step
+from turnloom.engine.llama_completion import Step
+from turnloom.engine.llama_slots import Slots
+from turnloom.engine.llamacpp import LlamaCpp
 from turnloom.engine.models import find_model
-from turnloom.errors import ConfigError, EngineProtocol
+from turnloom.errors import ConfigError, EngineError
 from turnloom.render.contract import Tokenizer
 from turnloom.render.detokenize import IncrementalDecoder
 from turnloom.tokenizer import load_tokenizer
@@ -175,8 +177,8 @@ class EmbeddedServer:
             async for _ in progress:
                 await response.write(b"data: " + job.payload(sent if self._incremental else 0) + b"\n\n")
                 sent = len(job.ids)
-        except EngineProtocol as error:
-            await response.write(b"data: " + orjson.dumps({"error": {"message": str(error), "code": 500}}) + b"\n\n")
+        except EngineError as error:
+            await response.write(b"data: " + orjson.dumps({"error": {"message": str(error), "code": error.status}}) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response
 

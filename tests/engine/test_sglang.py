@@ -212,20 +212,6 @@ async def test_weight_versions_come_with_the_last_chunk() -> None:
     assert whole[-1].versions == (VersionSpan("default", 0, 8),)
 
 
-async def test_an_update_in_mid_stream_splits_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Output.payload
-
-    def updated(self: Output, start: int, upto: int, *, last: bool) -> dict[str, Any]:
-        made = plain(self, start, upto, last=last)
-        made["meta_info"]["weight_version"] = "v1" if upto <= 4 else "v2"
-        return made
-
-    monkeypatch.setattr(Output, "payload", updated)
-    async with serving(REPLY) as (_, client):
-        chunks = await sample(client)
-    assert chunks[-1].versions == (VersionSpan("v1", 0, 4), VersionSpan("v2", 4, 8))
-
-
 @pytest.mark.parametrize("more", [-1, 1])
 async def test_a_prompt_that_the_engine_counts_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch, more: int) -> None:
     plain, prefill = Output.payload, ScriptedEngine._prefill
@@ -289,6 +275,7 @@ async def test_r19_a_cancelled_consumer_stops_that_request_on_the_worker(reply: 
         task = await take_one_then(lambda t: t.cancel(), client)
         with pytest.raises(asyncio.CancelledError):
             await task
+        await client.close()
         assert server.aborts == [{"rid": "r1"}]
         assert server.disconnects == []
         assert server.running == 0
@@ -299,6 +286,8 @@ async def test_closing_the_iterator_early_aborts_before_the_connection_closes() 
         stream = client.sample(PROMPT, Sampling(), rid="r1")
         await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
+        assert server.aborts == []
+        await client.close()
         assert server.aborts == [{"rid": "r1"}]
         assert server.disconnects == []
 
@@ -310,6 +299,7 @@ async def test_a_consumer_cancelled_before_the_first_byte_aborts_too() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await client.close()
         assert server.aborts == [{"rid": "r1"}]
 
 
@@ -330,14 +320,14 @@ async def test_a_finished_stream_is_not_aborted_and_its_connection_is_used_again
         for index in range(5):
             await sample(client, rid=f"r{index}")
         assert server.aborts == []
-        assert client._session is not None
-        assert sum(len(held) for held in client._session.connector._conns.values()) == 1  # type: ignore[union-attr]
+        assert sum(len(held) for held in client._http.session.connector._conns.values()) == 1  # type: ignore[union-attr]
 
 
 async def test_a_broken_stream_is_aborted_and_the_cause_is_what_is_raised() -> None:
     async with serving(Reply(ids=OUTPUT, chunk=1, fault=Fault.WRONG_ID)) as (server, client):
         with pytest.raises(EngineProtocol):
             await sample(client)
+        await client.close()
         assert server.aborts == [{"rid": "r1"}]
 
 
@@ -346,8 +336,8 @@ async def test_a_silent_engine_times_out() -> None:
         client = SGLangEngine(server.url, idle_timeout=0.2)
         with pytest.raises(EngineUnavailable):
             await sample(client)
-        assert server.aborts == [{"rid": "r1"}]
         await client.close()
+        assert server.aborts == [{"rid": "r1"}]
 
 
 async def test_r18_a_router_is_asked_for_its_workers_and_each_is_told() -> None:
@@ -391,7 +381,7 @@ async def test_r21_one_dead_worker_does_not_spare_the_others(caplog: pytest.LogC
 
 
 async def test_r21_the_whole_abort_has_a_budget_and_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnloom.engine.abort.BUDGET", 0.1)
+    monkeypatch.setattr("turnloom.engine.call.BUDGET", 0.1)
     forever = asyncio.Event()
 
     async def hang(_: web.Request) -> web.Response:
@@ -414,12 +404,13 @@ async def test_r21_the_whole_abort_has_a_budget_and_hides_nothing(monkeypatch: p
 
 
 async def test_an_abort_that_stops_nothing_is_not_called_verified() -> None:
-    async with serving(Reply(ids=OUTPUT, chunk=1, fault=Fault.STALL), obey_aborts=False) as (server, client):
+    async with serving(Reply(ids=OUTPUT, chunk=1, fault=Fault.STALL), obey_aborts=False, forgetful=True) as (server, client):
         stream = client.sample(PROMPT, Sampling(), rid="r1")
         await anext(stream)
         assert await client.abort("r1") is AbortOutcome.UNVERIFIED
-        server.release()
-        await stream.aclose()  # type: ignore[attr-defined]
+        assert server.running == 1
+        rest = [chunk async for chunk in stream]
+        assert [(chunk.ids.tolist(), chunk.finish and chunk.finish.reason) for chunk in rest][-1] == ([], FinishReason.ABORT)
 
 
 async def test_an_old_server_without_loads_leaves_an_abort_unverified() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnloom.engine.contract import Chunk
 from turnloom.engine.call import EventLines
-from turnloom.engine.sglang_stream import StreamDecoder, error_for_status
+from turnloom.engine.contract import Chunk
+from turnloom.engine.http import error_for_status
+from turnloom.engine.sglang_stream import StreamDecoder
 from turnloom.errors import EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.types import FinishReason, VersionSpan
 
@@ -34,6 +35,7 @@ def fed(*payloads: bytes, vocab_size: int | None = 10) -> list[Chunk]:
     return [chunk for data in payloads if (chunk := decoder.feed(data)) is not None]
 
 
+@settings(deadline=None)
 @given(
     sampled=st.lists(st.tuples(st.integers(0, 9), st.floats(-20, 0, width=32)), max_size=30),
     cuts=st.lists(st.integers(0, 30), max_size=8),
@@ -175,6 +177,7 @@ def test_the_last_payload_adds_no_version_to_tokens_that_came_before() -> None:
     assert chunks[-1].versions == (VersionSpan("a", 0, 1),)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.integers(0, 3)), max_size=8))
 def test_versions_are_the_payloads_own_for_any_stream(plan: list[tuple[str | None, int]]) -> None:
     payloads, total, expected = [], 0, []
@@ -198,6 +201,7 @@ def test_spans_past_the_tokens_that_are_kept_are_left_out() -> None:
     assert chunks[-1].versions == (VersionSpan("a", 0, 1),)
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"").replace(b"\r", b"").strip()), max_size=6), st.data())
 def test_lines_are_whole_wherever_the_bytes_are_cut(payloads: list[bytes], data: st.DataObject) -> None:
     end = data.draw(st.sampled_from([b"\n\n", b"\r\n\r\n", b"\n: ping\n\n"]))

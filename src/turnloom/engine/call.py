@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import aiohttp
 
 from turnloom.engine.contract import AbortOutcome, Chunk, Trace
-from turnloom.engine.http import BROKEN, Call, EngineHTTP, refusal, words
+from turnloom.engine.http import BROKEN, Call, EngineHTTP, answer, answered, refusal, words
 from turnloom.engine.metrics import ABORT_FAILURES, ABORTS, PROTOCOL_ERRORS
 from turnloom.errors import EngineError, EngineProtocol, EngineUnavailable
+from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason
 
 log = logging.getLogger("turnloom.engine")
 
@@ -32,6 +34,8 @@ _END_SECONDS = 1.0
 
 _DRAIN_SECONDS = 1.0
 """How long to wait for the end of the body after the last chunk, so that the connection can be used again."""
+
+_STOPPED = Chunk(NO_IDS, NO_FLOATS, Finish(FinishReason.ABORT, message="stopped"))
 
 
 class Decoder(Protocol):
@@ -62,67 +66,104 @@ class Stopper(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A stream that someone reads."""
+
+    call: Call
+    ended: asyncio.Future[bool]
+    """Whether the server itself brought it to its end."""
+    stop: asyncio.Task[AbortOutcome] | None = None
+    """What was begun when it was stopped by its id."""
+
+    def end(self, *, well: bool) -> None:
+        if not self.ended.done():
+            self.ended.set_result(well)
+
+
 class Calls:
     """The streams of one engine's client."""
 
     def __init__(self, http: EngineHTTP, stopper: Stopper) -> None:
         self._http = http
         self._stopper = stopper
-        self._leaving: set[asyncio.Task[AbortOutcome]] = set()
-        self._live: dict[str, asyncio.Event] = {}
-        """By request id, the streams that someone reads; set when one has come to its end."""
+        self._live: dict[str, _Live] = {}
+        self._stops: dict[asyncio.Task[AbortOutcome], tuple[str, Call | None]] = {}
+        """Every stop that was begun, the request it is for, and the connection that it will close."""
+        self._closed = False
 
     async def stream(self, call: Call, decoder: Decoder, rid: str, trace: Trace | None = None) -> AsyncGenerator[Chunk, None]:
         """The chunks of one call, as `Engine.sample` promises them."""
-        name, leave = self._http.name, True
-        ended = self._live[rid] = asyncio.Event()
+        name, leave, last = self._http.name, True, None
+        live = self._live[rid] = _Live(call, asyncio.get_running_loop().create_future())
         try:
-            response = await asyncio.shield(call)
+            response = await answered(call)
             if response.status != 200:
                 leave = False
                 raise await refusal(response)
-            last = None
             async with aclosing(_chunks(response, decoder)) as chunks:
                 async for chunk in chunks:
                     if chunk.finish is None:
                         yield chunk
                     else:
-                        last = chunk
-                        ended.set()
-            if last is None:
+                        last, leave = chunk, False
+                        live.end(well=True)
+            if last is None and live.stop is None:
                 raise EngineUnavailable(f"{name} ended the stream after {decoder.count} tokens without a finish reason")
-            leave = False
-            yield last
         except aiohttp.ClientConnectorError as error:
             leave = False
             raise EngineUnavailable(f"cannot reach {name}: {error}") from error
         except BROKEN as error:
-            raise EngineUnavailable(f"{name} broke off after {decoder.count} tokens: {words(error)}") from error
+            if live.stop is None:
+                raise EngineUnavailable(f"{name} broke off after {decoder.count} tokens: {words(error)}") from error
         except EngineProtocol:
+            # Whatever goes on after its own end is not known to have ended.
+            leave = True
             PROTOCOL_ERRORS.inc()
             raise
         finally:
-            ended.set()
-            self._live.pop(rid, None)
-            if leave:
+            live.end(well=False)
+            if self._live.get(rid) is live:
+                del self._live[rid]
+            if live.stop is not None:
+                _record(live.stop, trace)
+            elif leave:
                 self.leave(call, rid, trace)
             else:
                 _release(call)
+        yield last or _STOPPED
 
     def leave(self, call: Call, rid: str, trace: Trace | None = None) -> None:
         """Let go of a request and stop its work. Goes on by itself; `trace` gets what comes of it."""
-        task = asyncio.create_task(self._stop(rid, lambda: _read_out(call), lambda: _close(call)))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
-        if trace is not None:
-            trace.aborts.append(task)
+        if self._closed:
+            _close(call)
+        else:
+            _record(self._begin(rid, call, lambda: _read_out(call)), trace)
 
     async def abort(self, rid: str) -> AbortOutcome:
-        """Stop a request by its id alone, whoever reads it."""
-        ended = self._live.get(rid)
-        return await self._stop(rid, ended.wait if ended is not None else _unseen, lambda: None)
+        """Stop a request by its id alone, whoever reads it: the stream ends as aborted, if need be without the server."""
+        return await asyncio.shield(self._abort(rid))
 
-    async def _stop(self, rid: str, end: Callable[[], Awaitable[bool]], close: Callable[[], None]) -> AbortOutcome:
+    def _abort(self, rid: str) -> asyncio.Task[AbortOutcome]:
+        if (live := self._live.get(rid)) is not None:
+            if live.stop is None:
+                live.stop = self._begin(rid, live.call, lambda: asyncio.shield(live.ended))
+            return live.stop
+        begun = next((stop for stop, (other, _) in self._stops.items() if other == rid), None)
+        return begun or self._begin(rid, None, _unseen)
+
+    def _begin(self, rid: str, call: Call | None, end: Callable[[], Awaitable[bool]]) -> asyncio.Task[AbortOutcome]:
+        task = asyncio.create_task(self._stop(rid, call, end))
+        self._stops[task] = rid, call
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, stop: asyncio.Task[AbortOutcome]) -> None:
+        """Also of one that was cancelled before it began."""
+        _, call = self._stops.pop(stop)
+        _close(call)
+
+    async def _stop(self, rid: str, call: Call | None, end: Callable[[], Awaitable[bool]]) -> AbortOutcome:
         """Tell the servers, see the stream end, close it, and look at what is left; all of it within the budget. Never raises."""
         outcome = AbortOutcome.FAILED
         try:
@@ -130,24 +171,51 @@ class Calls:
                 raise EngineUnavailable("an abort without a request id would stop every request")
             async with asyncio.timeout(BUDGET):
                 told = await self._stopper.tell(rid)
+                outcome = AbortOutcome.UNVERIFIED
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_END_SECONDS):
                         outcome = AbortOutcome.VERIFIED if await end() else outcome
-                close()
-                if outcome is not AbortOutcome.VERIFIED:
-                    outcome = await self._stopper.gone(rid) if told else AbortOutcome.UNVERIFIED
+                _close(call)
+                if told and outcome is not AbortOutcome.VERIFIED:
+                    outcome = await self._stopper.gone(rid)
         except (EngineError, *BROKEN) as error:
             log.warning("the abort of %s at %s came to no end: %s", rid, self._http.name, words(error))
-            ABORT_FAILURES.inc()
-        finally:
-            close()
+            if outcome is AbortOutcome.FAILED:
+                ABORT_FAILURES.inc()
         ABORTS.labels(outcome.value).inc()
         return outcome
 
+    async def ask(self, path: str, body: Mapping[str, Any], rid: str) -> Any:
+        """One answer that is not streamed. Raises EngineError."""
+        call, leave = self._http.post(path, body), True
+        try:
+            response = await answered(call)
+            leave = False
+            return await answer(response, self._http.name)
+        except BROKEN as error:
+            leave = not isinstance(error, aiohttp.ClientConnectorError)
+            raise EngineUnavailable(f"{self._http.name} gave no answer: {words(error)}") from error
+        except asyncio.CancelledError:
+            leave = True
+            raise
+        finally:
+            if leave:
+                self.leave(call, rid)
+            else:
+                _release(call)
+
     async def close(self) -> None:
-        """Wait for every stop that was begun."""
-        while self._leaving:
-            await asyncio.wait(self._leaving)
+        """Stop what still runs, and wait for every stop that was begun."""
+        for rid in list(self._live):
+            self._abort(rid)
+        while self._stops:
+            await asyncio.wait(self._stops)
+        self._closed = True
+
+
+def _record(stop: asyncio.Task[AbortOutcome], trace: Trace | None) -> None:
+    if trace is not None:
+        trace.aborts.append(stop)
 
 
 async def _unseen() -> bool:
@@ -157,7 +225,7 @@ async def _unseen() -> bool:
 async def _read_out(call: Call) -> bool:
     """Whether the server ended this response in good order: what it was working on is over."""
     try:
-        response = await asyncio.shield(call)
+        response = await answered(call)
         while await response.content.readany():
             pass
     except BROKEN:
@@ -165,8 +233,10 @@ async def _read_out(call: Call) -> bool:
     return True
 
 
-def _close(call: Call) -> None:
+def _close(call: Call | None) -> None:
     """Without waiting. A request that nothing has answered yet is given up."""
+    if call is None:
+        return
     if not call.done():
         call.cancel()
     elif not call.cancelled() and call.exception() is None:
@@ -200,20 +270,20 @@ class EventLines:
 async def _chunks(response: aiohttp.ClientResponse, decoder: Decoder) -> AsyncGenerator[Chunk, None]:
     """New tokens as they arrive, until the stream ends."""
     lines, done = EventLines(), False
-    while data := await _more(response, decoder):
+    while data := await _more(response, over=done or decoder.finished):
         for payload in lines.feed(data):
             done = done or payload == b"[DONE]"
             if not done and (chunk := decoder.feed(payload)) is not None:
                 yield chunk
 
 
-async def _more(response: aiohttp.ClientResponse, decoder: Decoder) -> bytes:
+async def _more(response: aiohttp.ClientResponse, *, over: bool) -> bytes:
     """What comes next, to the very end and not only to `[DONE]`: a connection with bytes left on it cannot be used again."""
     try:
-        async with asyncio.timeout(_DRAIN_SECONDS if decoder.finished else None):
+        async with asyncio.timeout(_DRAIN_SECONDS if over else None):
             return await response.content.readany()
-    except (TimeoutError, aiohttp.ClientError) as error:
-        if not decoder.finished:
+    except BROKEN as error:
+        if not over:
             raise
         log.info("the stream had no proper end after its last chunk: %s", words(error))
         response.close()

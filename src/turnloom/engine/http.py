@@ -27,7 +27,13 @@ INFO_SECONDS = 30.0
 
 HEALTH_SECONDS = 5.0
 
+_KEEPALIVE_SECONDS = 4.0
+"""uvicorn closes a connection that was idle for 5 s: one that is used again just then breaks, and a POST is not repeated."""
+
 _OVERLOADED = (408, 429, 503, 529)
+
+_COLLISION = "Duplicate request ID"
+"""SGLang's words for an id that is live: a router asked again before a worker had let go of the first attempt. Another id helps."""
 
 Call = asyncio.Task[aiohttp.ClientResponse]
 
@@ -46,7 +52,7 @@ class EngineHTTP:
     def session(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
             # Every turn in flight holds a connection, so their number is not this client's to limit.
-            connector = aiohttp.TCPConnector(limit=0)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
             self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
         return self._session
 
@@ -116,6 +122,8 @@ def words(error: BaseException) -> str:
 
 def error_for_status(status: int, message: str, retry_after: float | None = None) -> EngineError:
     """The error that an HTTP status, or a status code inside an abort, means. `retry_after` is in seconds."""
+    if message.startswith(_COLLISION):
+        return EngineUnavailable(message)
     if status in _OVERLOADED:
         return EngineOverloaded(message, retry_after)
     if 400 <= status < 500:
@@ -138,6 +146,14 @@ async def refusal(response: aiohttp.ClientResponse) -> EngineError:
     after = response.headers.get("Retry-After", "")
     seconds = float(after) if after.isdecimal() else None
     return error_for_status(response.status, said or f"the engine answered {response.status}", seconds)
+
+
+async def answered(call: Call) -> aiohttp.ClientResponse:
+    """The response of a call, which outlives a caller that is cancelled. Raises what the call raises, and ClientError for one given up."""
+    await asyncio.wait({call})
+    if call.cancelled():
+        raise aiohttp.ClientConnectionError("the request was given up")
+    return call.result()
 
 
 async def answer(response: aiohttp.ClientResponse, name: str) -> Any:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from turnloom.engine.call import Calls
 from turnloom.engine.contract import LOGPROB_SLACK, AbortOutcome, Capabilities, Chunk, PauseMode, Trace
-from turnloom.engine.http import BROKEN, EngineHTTP, answer, words
+from turnloom.engine.http import EngineHTTP
 from turnloom.engine.prompts import check_prompt, room
 from turnloom.engine.sglang_stop import Workers
-from turnloom.engine.sglang_stream import StreamDecoder, check_prompt_tokens
-from turnloom.errors import EngineProtocol, EngineUnavailable
+from turnloom.engine.sglang_stream import ROUTED_EXPERTS, StreamDecoder, check_prompt_tokens, read_experts
+from turnloom.errors import ConfigError, EngineProtocol
 from turnloom.types import FloatArray, IntArray, Sampling, floats
+
+log = logging.getLogger("turnloom.engine")
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 """One value, one worker: the router's `manual` policy keeps it, even when a worker is added."""
@@ -31,6 +34,10 @@ class SGLangEngine:
     says no vocabulary size, and an id beyond it kills the server, so give the
     tokenizer's. `idle_timeout` is the seconds a stream may stay silent, queueing
     and prefill included.
+
+    `arrays` may be ("routed_experts",): the last chunk then has the experts of
+    every output token [n, layers * experts per token], if the server was started
+    with `--enable-return-routed-experts`. A router drops the wish.
     """
 
     def __init__(
@@ -43,7 +50,10 @@ class SGLangEngine:
         logprob_convention: str | None = None,
         connect_timeout: float = 10.0,
         idle_timeout: float = 600.0,
+        arrays: Sequence[str] = (),
     ) -> None:
+        if unknown := set(arrays) - {ROUTED_EXPERTS}:
+            raise ConfigError(f"SGLang has no per-token array {', '.join(sorted(unknown))}; it has {ROUTED_EXPERTS}")
         self._http = EngineHTTP(url, api_key=api_key, connect_timeout=connect_timeout, idle_timeout=idle_timeout)
         self.url, self.name = self._http.url, self._http.name
         self._workers = Workers(self._http)
@@ -53,8 +63,13 @@ class SGLangEngine:
         self._convention = logprob_convention
         self._found: Capabilities | None = None
         self._finding = asyncio.Lock()
+        self._experts: int | None = None if arrays else 0
+        """How many are chosen per token, over all layers; None as long as nobody has asked."""
+        self._paused = False
 
     async def capabilities(self) -> Capabilities:
+        if self._found is not None:
+            return self._found
         async with self._finding:
             if self._found is None:
                 self._found = await self._find_capabilities()
@@ -65,8 +80,10 @@ class SGLangEngine:
     ) -> AsyncIterator[Chunk]:
         able = await self.capabilities()
         body = generate_body(prompt, sampling, able, rid)
+        if experts := await self._find_experts(int(prompt[-1])):
+            body |= {"return_routed_experts": True, "routed_experts_start_len": len(prompt) - 1}
         call = self._http.post("/generate", body, {ROUTING_HEADER: routing_key} if routing_key else None)
-        stream = self._calls.stream(call, StreamDecoder(able.vocab_size, len(prompt)), rid, trace)
+        stream = self._calls.stream(call, StreamDecoder(able.vocab_size, len(prompt), experts), rid, trace)
         try:
             async for chunk in stream:
                 yield chunk
@@ -78,17 +95,20 @@ class SGLangEngine:
 
     async def pause(self, mode: PauseMode) -> None:
         await self._workers.each("/pause_generation", {"mode": _PAUSE_MODES[mode]})
+        self._paused = True
 
     async def resume(self) -> None:
         await self._workers.each("/continue_generation", {})
+        self._paused = False
 
     async def prompt_logprobs(self, sequence: IntArray, start: int) -> FloatArray:
         if not 1 <= start <= len(sequence):
             raise ValueError(f"start {start} is not within 1..{len(sequence)}")
         able = await self.capabilities()
         check_prompt(sequence, able)
+        rid = uuid.uuid4().hex
         body = {
-            "rid": uuid.uuid4().hex,
+            "rid": rid,
             "input_ids": sequence.tolist(),
             "sampling_params": {"temperature": 1.0, "max_new_tokens": 0},
             "return_logprob": True,
@@ -96,7 +116,7 @@ class SGLangEngine:
             "logprob_start_len": start - 1,
             "stream": False,
         }
-        said = await self._ask(body)
+        said = await self._calls.ask("/generate", body, rid)
         try:
             check_prompt_tokens(said["meta_info"], len(sequence))
             triples = said["meta_info"]["input_token_logprobs"]
@@ -109,24 +129,29 @@ class SGLangEngine:
         return floats(value for value, _ in found)
 
     async def health(self) -> bool:
-        return await self._http.healthy()
+        # A paused server leaves /health without an answer.
+        return await self._http.healthy("/model_info" if self._paused else "/health")
 
     async def close(self) -> None:
         await self._calls.close()
         await self._http.close()
 
-    async def _ask(self, body: Mapping[str, Any]) -> Any:
-        """One answer that is not streamed."""
-        call = self._http.post("/generate", body)
-        try:
-            said = await answer(await asyncio.shield(call), self.name)
-        except BROKEN as error:
-            self._calls.leave(call, body["rid"])
-            raise EngineUnavailable(f"{self.name} gave no answer: {words(error)}") from error
-        except asyncio.CancelledError:
-            self._calls.leave(call, body["rid"])
-            raise
-        return said
+    async def _find_experts(self, token: int) -> int:
+        """Asks for one token after one: whatever a server makes of the wish, its answer then has one row."""
+        if self._experts is not None:
+            return self._experts
+        async with self._finding:
+            if self._experts is None:
+                rid = uuid.uuid4().hex
+                params = {"temperature": 1.0, "max_new_tokens": 1, "ignore_eos": True}
+                body = {"rid": rid, "input_ids": [token], "sampling_params": params, "return_routed_experts": True, "stream": False}
+                said = await self._calls.ask("/generate", body, rid)
+                meta = said.get("meta_info") if isinstance(said, dict) else None
+                found = meta.get(ROUTED_EXPERTS) if isinstance(meta, dict) else None
+                if found is None:
+                    log.warning("%s gives no routed experts: start it with --enable-return-routed-experts, without a router", self.name)
+                self._experts = 0 if found is None else read_experts(found, 1, 0).shape[1]
+            return self._experts
 
     async def _find_capabilities(self) -> Capabilities:
         model = await self._http.info("/model_info", "/get_model_info")

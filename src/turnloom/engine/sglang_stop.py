@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -27,50 +27,79 @@ log = logging.getLogger("turnloom.engine")
 _CHECKS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds before each look at the loads."""
 
+_IDLE_LOOKS = 2
+"""Looks in a row that must find nothing: a request may be on its way when the first is taken."""
+
+_ANSWER_SECONDS = 2.0
+"""For each answer within an abort, so that one slow worker leaves time for the rest."""
+
+_LEFT_SECONDS = 600.0
+"""How long a worker that is no longer listed may still have requests."""
+
 _FAILURES = (*BROKEN, ValueError)
 
 
 class Workers:
-    """The workers behind one URL, as a `Stopper`."""
+    """The workers behind one URL, as a `Stopper`. One that has left the list is told too: what it runs is not over."""
 
     def __init__(self, http: EngineHTTP) -> None:
         self._http = http
+        self._listed: list[str] = []
+        self._left: dict[str, float] = {}
+        """Worker -> the loop's time when it was found to have left."""
 
     async def find(self) -> list[str]:
-        """The base URLs behind the URL; the URL itself when it lists none that can be used. Raises EngineUnavailable."""
-        url = self._http.url
+        """The base URLs behind the URL: the URL itself for a worker, and those known before where no list can be had.
+
+        Raises EngineUnavailable where neither is to be had.
+        """
         try:
-            async with self._http.session.get(f"{url}/workers") as response:
-                if response.status == 404:
-                    return [url]
-                try:
-                    response.raise_for_status()
-                    return read_workers(orjson.loads(await response.read())) or [url]
-                except (aiohttp.ClientResponseError, ValueError) as error:
-                    log.warning("%s/workers gives no usable list, it is taken for a worker itself: %s", self._http.name, words(error))
-                    return [url]
+            async with asyncio.timeout(_ANSWER_SECONDS), self._http.session.get(f"{self._http.url}/workers") as response:
+                found = [self._http.url] if response.status == 404 else await self._read(response)
         except BROKEN as error:
-            raise EngineUnavailable(f"cannot reach {self._http.name}: {words(error)}") from error
+            if not self._listed:
+                raise EngineUnavailable(f"cannot reach {self._http.name}: {words(error)}") from error
+            log.warning("%s does not answer, its workers are taken to be those it had: %s", self._http.name, words(error))
+            found = self._listed
+        now = asyncio.get_running_loop().time()
+        self._left |= {worker: now for worker in self._listed if worker not in found}
+        self._left = {worker: at for worker, at in self._left.items() if worker not in found and now - at < _LEFT_SECONDS}
+        self._listed = found
+        return found
+
+    async def _read(self, response: aiohttp.ClientResponse) -> list[str]:
+        try:
+            response.raise_for_status()
+            return read_workers(orjson.loads(await response.read())) or [self._http.url]
+        except (aiohttp.ClientResponseError, ValueError) as error:
+            log.warning("%s/workers gives no usable list: %s", self._http.name, words(error))
+            return self._listed or [self._http.url]
 
     async def tell(self, rid: str) -> bool:
         workers = await self.find()
-        told = await asyncio.gather(*(self._abort_on(worker, rid) for worker in workers))
+        left = list(self._left)
+        told = await asyncio.gather(*(self._abort_on(worker, rid) for worker in [*workers, *left]))
         if not any(told):
             raise EngineUnavailable(f"none of {len(workers)} workers could be told")
-        return all(told)
+        for worker, reached in zip(left, told[len(workers) :], strict=True):
+            if not reached:
+                self._left.pop(worker, None)
+        return all(told[: len(workers)])
 
     async def gone(self, rid: str) -> AbortOutcome:
         """Nothing running or waiting anywhere is proof. Others' requests may be what is left, so a busy worker proves nothing."""
-        workers = await self.find()
+        workers, idle = [*await self.find(), *self._left], 0
         for pause in _CHECKS:
             await asyncio.sleep(pause)
-            loads = await self.loads(workers)
-            if None in loads:
+            loads = await asyncio.gather(*(self._load(worker) for worker in workers))
+            if any(load is not None and load < 0 for load in loads):
                 return AbortOutcome.UNVERIFIED
-            if not any(loads):
+            idle = 0 if any(load != 0 for load in loads) else idle + 1
+            if idle == _IDLE_LOOKS:
                 return AbortOutcome.VERIFIED
-            # A request that was still on its way is there to be told by now.
-            await asyncio.gather(*(self._abort_on(worker, rid) for worker in workers))
+            if not idle:
+                # A request that was still on its way is there to be told by now.
+                await asyncio.gather(*(self._abort_on(worker, rid) for worker in workers))
         return AbortOutcome.UNVERIFIED
 
     async def each(self, path: str, body: Mapping[str, Any]) -> None:
@@ -84,12 +113,9 @@ class Workers:
         if failures:
             raise failures[0]
 
-    async def loads(self, workers: Sequence[str]) -> list[int | None]:
-        return await asyncio.gather(*(self._load(worker) for worker in workers))
-
     async def _abort_on(self, worker: str, rid: str) -> bool:
         try:
-            async with self._http.session.post(f"{worker}/abort_request", json={"rid": rid}) as response:
+            async with asyncio.timeout(_ANSWER_SECONDS), self._http.session.post(f"{worker}/abort_request", json={"rid": rid}) as response:
                 response.raise_for_status()
                 return True
         except _FAILURES as error:
@@ -98,13 +124,15 @@ class Workers:
             return False
 
     async def _load(self, worker: str) -> int | None:
-        """Requests running and waiting on a worker, over all its ranks; None when it does not say."""
+        """Requests running and waiting on a worker, over all its ranks; None when it does not answer well, -1 when it never will."""
         try:
-            async with self._http.session.get(f"{worker}/v1/loads") as response:
-                if response.status != 200:
-                    return None
+            async with asyncio.timeout(_ANSWER_SECONDS), self._http.session.get(f"{worker}/v1/loads") as response:
+                if response.status == 404:
+                    return -1
+                response.raise_for_status()
                 ranks = orjson.loads(await response.read())["loads"]
-                return sum(int(rank["num_running_reqs"]) + int(rank.get("num_waiting_reqs") or 0) for rank in ranks)
+                running = [int(rank["num_running_reqs"]) + int(rank.get("num_waiting_reqs") or 0) for rank in ranks]
+                return sum(running) if running else None
         except (*_FAILURES, LookupError, TypeError, AttributeError) as error:
             log.info("%s/v1/loads cannot be read: %s", shown(worker), words(error))
             return None

@@ -11,19 +11,23 @@ that was sent, becomes a token.
 
 from __future__ import annotations
 
+import base64
 import logging
 import math
 from typing import Any, NoReturn
 
+import numpy as np
 import orjson
 
 from turnloom.engine.contract import LOGPROB_SLACK, Chunk
 from turnloom.engine.http import error_for_status
 from turnloom.engine.prompts import INT32_END
 from turnloom.errors import EngineProtocol, EngineRejected
-from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, VersionSpan, floats, ids
+from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, IntArray, VersionSpan, floats, ids
 
 log = logging.getLogger("turnloom.engine")
+
+ROUTED_EXPERTS = "routed_experts"
 
 _FINISHES = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -32,11 +36,13 @@ class StreamDecoder:
     """Fed one payload after another, gives the new tokens of each.
 
     `vocab_size` None checks ids against int32 only; `prompt_len` None takes the server's count of prompt tokens unread.
+    `experts` is how many experts are chosen per token, over all layers, 0 where none are asked for.
     """
 
-    def __init__(self, vocab_size: int | None = None, prompt_len: int | None = None) -> None:
+    def __init__(self, vocab_size: int | None = None, prompt_len: int | None = None, experts: int = 0) -> None:
         self._id_end = vocab_size if vocab_size is not None else INT32_END
         self._prompt_len = prompt_len
+        self._experts = experts
         self._ids: list[int] = []
         self._spans: list[VersionSpan] = []
         self.finished = False
@@ -63,12 +69,14 @@ class StreamDecoder:
             raise EngineProtocol("the engine sent a payload without meta_info")
         reason = meta.get("finish_reason")
         if self.finished:
-            if reason is None or meta.get("completion_tokens", self.count) != self.count:
+            again = payload.get("output_ids") or []
+            if reason is None or meta.get("completion_tokens", self.count) != self.count or again != self._ids[-len(again) :]:
                 raise EngineProtocol("the engine went on after the last chunk")
             return None
         finish = None if reason is None else _read_finish(reason)
         new_ids, new_logprobs = self._read_tokens(payload, meta, finish)
         spans = self._read_versions(meta, len(new_ids), last=finish is not None)
+        arrays = {} if finish is None else self._read_arrays(meta, self.count + len(new_ids), finish)
         self._ids += new_ids
         self.finished = finish is not None
         cached = meta.get("cached_tokens")
@@ -79,6 +87,7 @@ class StreamDecoder:
             versions=spans,
             cached_tokens=cached if isinstance(cached, int) else 0,
             version=None if meta.get("weight_version") is None else str(meta["weight_version"]),
+            arrays=arrays,
         )
 
     def _read_tokens(self, payload: dict[str, Any], meta: dict[str, Any], finish: Finish | None) -> tuple[list[int], list[float]]:
@@ -125,6 +134,18 @@ class StreamDecoder:
             raise EngineProtocol(f"the engine's logprob for token {token} is {value!r}, which is above 0")
         return float(value)
 
+    def _read_arrays(self, meta: dict[str, Any], count: int, finish: Finish) -> dict[str, IntArray]:
+        """What comes with the last payload, for all `count` output tokens at once."""
+        if not self._experts or meta.get("routed_experts") is None:
+            return {}
+        try:
+            return {ROUTED_EXPERTS: read_experts(meta["routed_experts"], count, self._experts, self._prompt_len or 1)}
+        except EngineProtocol as error:
+            if finish.reason is not FinishReason.ABORT:
+                raise
+            log.info("the last chunk of an aborted request gives no usable experts: %s", error)
+            return {}
+
     def _read_versions(self, meta: dict[str, Any], new: int, *, last: bool) -> tuple[VersionSpan, ...]:
         """The spans over all tokens, on the last payload: those that it lists, else those that the payloads named one by one.
 
@@ -146,6 +167,26 @@ def check_prompt_tokens(meta: dict[str, Any], sent: int) -> None:
     said = meta.get("prompt_tokens")
     if said is not None and said != sent:
         raise EngineProtocol(f"the engine saw a prompt of {said!r} tokens where {sent} were sent; it must neither cut it nor add to it")
+
+
+def read_experts(said: Any, count: int, width: int, prompt_len: int = 1) -> IntArray:
+    """Experts [count, width] int32 from base64: row i is the forward pass that sampled output token i.
+
+    `width` is layers times experts per token; 0 takes what there is. SGLang has a row for each token that
+    was read, so none for the last one sampled, beginning with the prompt's last token where it was
+    asked to (`routed_experts_start_len`) and with the prompt's first where it knows no such request.
+    Raises EngineProtocol for any other length.
+    """
+    try:
+        flat = np.frombuffer(base64.b64decode(said, validate=True), dtype="<i4")
+    except (TypeError, ValueError) as error:
+        raise EngineProtocol("the engine's routed_experts are not base64 of int32") from error
+    rows = prompt_len + count - 1
+    if not width and count:
+        width = len(flat) // count
+    if len(flat) not in (count * width, rows * width):
+        raise EngineProtocol(f"the engine sent {len(flat)} routed_experts for {count} tokens of {width}")
+    return flat[len(flat) - count * width :].astype(np.int32).reshape(count, width)
 
 
 def _read_spans(spans: Any, count: int) -> tuple[VersionSpan, ...]:

@@ -1,9 +1,9 @@
 """A real HTTP server in SGLang's contract whose replies are scripted: what an engine may do, on demand.
 
 It samples nothing: each request takes the next `Reply` (or what a function of
-the request returns). It serves `/generate`, `/abort_request`, `/model_info`,
-`/server_info`, `/v1/models`, `/v1/loads`, `/health` and, when it plays a router, `/workers`.
-Every request body is kept in `requests`, every abort in `aborts`.
+the request returns). Beside `/generate` it serves what `Controls` has, and plays
+a router's front when it is given `workers`. Every request body is kept in
+`requests`, every abort in `aborts`.
 
 Logprobs that a reply does not give follow from position and id alone
 (`logprob_at`), so a prefill of the same sequence answers with the same numbers.
@@ -14,8 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,9 +22,10 @@ import orjson
 from aiohttp import web
 
 from turnloom.render.contract import Tokenizer
-from turnloom.testing.scripted_reply import REFUSALS, Fault, Output, Reply, logprob_at, read_script
+from turnloom.testing.scripted_control import Controls, Live
+from turnloom.testing.scripted_reply import REFUSALS, Fault, Output, Reply, experts_at, logprob_at, read_script
 
-__all__ = ["Fault", "Reply", "Script", "ScriptedEngine", "logprob_at"]
+__all__ = ["Fault", "Reply", "Script", "ScriptedEngine", "experts_at", "logprob_at"]
 
 
 Script = Sequence[Reply | str] | Callable[[dict[str, Any], int], Reply | str]
@@ -35,17 +35,15 @@ Gate = Callable[[dict[str, Any], int], Awaitable[None]]
 """Called with the request body when that many chunks of its reply are out; the next is sampled when it returns."""
 
 
-@dataclass(slots=True)
-class _Live:
-    aborted: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class ScriptedEngine:
+class ScriptedEngine(Controls):
     """`async with ScriptedEngine(script) as engine:` serves at `engine.url` on a free port.
 
-    `workers` makes it a router: that JSON value answers `/workers`, and
-    `/abort_request` is a 404. `loads` False leaves `/v1/loads` out, as old servers do.
-    A `gate` holds streamed replies back, chunk by chunk.
+    `workers` makes it a router's front: that JSON value answers `/workers`, or what
+    a function returns (bytes are sent as they are, a number is a status, None a 404),
+    and `/abort_request` is a 404. `loads` False leaves `/v1/loads` out, as old servers do.
+    A `gate` holds streamed replies back, chunk by chunk. `forgetful`: it goes on with a
+    reply whose client has gone, and no abort reaches that any more. `experts` is how many
+    `routed_experts` it gives per token.
     """
 
     def __init__(
@@ -64,34 +62,40 @@ class ScriptedEngine:
         grammar_backend: str | None = None,
         obey_aborts: bool = True,
         gate: Gate | None = None,
+        forgetful: bool = False,
+        lists_versions: bool = True,
+        experts: int = 0,
+        experts_from_start: bool = False,
     ) -> None:
+        super().__init__(
+            vocab_size=vocab_size,
+            context_length=context_length,
+            model=model,
+            convention=convention,
+            weight_version=weight_version,
+            workers=workers,
+            loads=loads,
+            grammar_backend=grammar_backend,
+            obey_aborts=obey_aborts,
+        )
         self.script = script
         self.tokenizer = tokenizer
         self.end_id = end_id if end_id is not None or tokenizer is None else min(tokenizer.eos_ids, default=None)
-        self.vocab_size = vocab_size
-        self.context_length = context_length
-        self.model = model
-        self.convention = convention
-        self.weight_version = weight_version
-        self.workers = workers
-        self.loads = loads
-        self.grammar_backend = grammar_backend
-        self.obey_aborts = obey_aborts
         self.gate = gate
+        self.forgetful = forgetful
+        self.lists_versions = lists_versions
+        self.experts = experts
+        self.experts_from_start = experts_from_start
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.aborts: list[dict[str, Any]] = []
         self.disconnects: list[str] = []
         """rids whose client was gone before the reply was over."""
         self.url = ""
-        self._live: dict[str, _Live] = {}
+        self._port = 0
         self._said: dict[tuple[int, ...], float] = {}
         self._runner: web.AppRunner | None = None
-        self._changed = asyncio.Condition()
-
-    @property
-    def running(self) -> int:
-        return len(self._live)
+        self._sampled = 0
+        self._ghosts: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -100,73 +104,42 @@ class ScriptedEngine:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        app = web.Application(client_max_size=1 << 30)
+    async def start(self, host: str = "127.0.0.1", port: int | None = None) -> str:
+        """Serve at `port`; without one at that of the last time, and the first time at a free one."""
+        app = web.Application(client_max_size=1 << 30, middlewares=[self.delays])
         app.router.add_post("/generate", self._generate)
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/model_info", self._model_info)
-        app.router.add_get("/server_info", self._server_info)
-        app.router.add_get("/v1/models", self._models)
-        if self.workers is None:
-            app.router.add_post("/abort_request", self._abort)
-        else:
-            app.router.add_get("/workers", self._workers)
-        if self.loads:
-            app.router.add_get("/v1/loads", self._loads)
+        self.add_routes(app.router)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
+        site = web.TCPSite(self._runner, host, self._port if port is None else port)
         await site.start()
-        self.url = f"http://{host}:{self._runner.addresses[0][1]}"
+        self._port = self._runner.addresses[0][1]
+        self.url = f"http://{host}:{self._port}"
         return self.url
 
     async def stop(self) -> None:
+        self.release()
+        await self._end()
+
+    async def kill(self) -> None:
+        """As by a signal: no reply is ended, every connection breaks, nothing listens. `start` makes it live again."""
+        if self._runner is not None and self._runner.server is not None:
+            for site in list(self._runner.sites):
+                await site.stop()
+            for connection in list(self._runner.server.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+        for ghost in self._ghosts:
+            ghost.cancel()
+        await self._end()
+        self.going.set()
+
+    async def _end(self) -> None:
         if self._runner is not None:
-            self.release()
             await self._runner.cleanup()
             self._runner = None
-
-    def release(self) -> None:
-        """Let every hanging or stalled reply end as aborted."""
-        for live in self._live.values():
-            live.aborted.set()
-
-    async def wait_running(self, count: int) -> None:
-        """Return once exactly `count` requests are being answered."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._live) == count)
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response()
-
-    async def _model_info(self, _: web.Request) -> web.Response:
-        info: dict[str, Any] = {"model_path": self.model, "tokenizer_path": self.model, "is_generation": True}
-        info["weight_version"] = self.weight_version
-        info["vocab_size"] = self.vocab_size
-        if self.convention is not None:
-            info["logprob_convention"] = self.convention
-        return web.json_response(info)
-
-    async def _server_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"context_length": self.context_length, "grammar_backend": self.grammar_backend, "version": "scripted"})
-
-    async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": self.model, "max_model_len": self.context_length}]})
-
-    async def _loads(self, _: web.Request) -> web.Response:
-        return web.json_response({"loads": [{"dp_rank": 0, "num_running_reqs": len(self._live), "num_waiting_reqs": 0}]})
-
-    async def _workers(self, _: web.Request) -> web.Response:
-        return web.json_response(self.workers)
-
-    async def _abort(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.aborts.append(body)
-        if self.obey_aborts:
-            for rid, live in self._live.items():
-                if body.get("abort_all") or rid == body.get("rid"):
-                    live.aborted.set()
-        return web.Response()
+        if self._ghosts:
+            await asyncio.wait(self._ghosts)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
@@ -175,46 +148,75 @@ class ScriptedEngine:
         prompt = list(body.get("input_ids") or ())
         if body.get("logprob_start_len", -1) >= 0:
             return self._prefill(body, prompt)
-        index = sum(1 for earlier in self.requests if earlier.get("logprob_start_len", -1) < 0) - 1
+        if body.get("return_routed_experts") and not body.get("stream"):
+            return self._one_token(body, prompt)
+        self._sampled += 1
+        index = self._sampled - 1
         reply = self._next(body, index)
         if reply is None:
             return _error(500, "the script has no more replies")
         if reply.fault in REFUSALS:
-            return _error(REFUSALS[reply.fault], f"scripted {reply.fault}")
+            return _error(REFUSALS[reply.fault], f"scripted {reply.fault}", reply.retry_after)
         rid = str(body.get("rid") or index)
-        if rid in self._live:
-            return _error(400, f"duplicate request id {rid}")
-        live = self._live[rid] = _Live()
-        await self._notify()
+        if self.named(rid) is not None:
+            return await _refuse_streamed(request, body, f"Duplicate request ID detected: {rid}")
+        live = Live(rid, held=not self.going.is_set())
+        self.live.add(live)
+        await self.notify()
+        output = self._output(reply, prompt, body)
         try:
-            return await self._answer(request, body, reply, self._output(reply, prompt, body), live)
+            return await self._answer(request, output, live)
         except (ConnectionError, asyncio.CancelledError):
             self.disconnects.append(rid)
+            if self.forgetful and self._runner is not None:
+                live.forgotten = True
+                ghost = asyncio.create_task(self._go_on(output, live))
+                self._ghosts.add(ghost)
+                ghost.add_done_callback(self._ghosts.discard)
             raise
         finally:
-            del self._live[rid]
-            await asyncio.shield(self._notify())
+            if not live.forgotten:
+                await asyncio.shield(self._forget(live))
 
-    async def _answer(self, request: web.Request, body: dict[str, Any], reply: Reply, output: Output, live: _Live) -> web.StreamResponse:
-        transport = request.transport
-        if reply.fault is Fault.HANG:
+    async def _answer(self, request: web.Request, output: Output, live: Live) -> web.StreamResponse:
+        transport, fault = request.transport, output.reply.fault
+        if live.held:
+            await self.going.wait()
+            live.held = False
+        if fault is Fault.HANG:
             await live.aborted.wait()
-        if reply.fault is Fault.RESET and transport is not None:
+        if fault is Fault.RESET and transport is not None:
             transport.abort()
-        if not body.get("stream"):
+        if not output.body.get("stream"):
+            output.sample(0, len(output.ids))
             return web.json_response(output.payload(0, len(output.ids), last=True))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        sent = 0
-        async for data in output.events(live.aborted):
+        async for data in self._events(output, live):
             await response.write(b"data: " + data + b"\n\n")
-            sent += 1
-            if self.gate is not None:
-                await self.gate(body, sent)
-        if reply.fault is Fault.CUT and transport is not None and not live.aborted.is_set():
+        if fault is Fault.CUT and transport is not None and not live.aborted.is_set():
             transport.abort()
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    async def _events(self, output: Output, live: Live) -> AsyncIterator[bytes]:
+        async for data in output.events(live.aborted, self.going):
+            yield data
+            output.sent += 1
+            if self.gate is not None:
+                await self.gate(output.body, output.sent)
+
+    async def _go_on(self, output: Output, live: Live) -> None:
+        """Sample what is left for nobody."""
+        try:
+            async for _ in self._events(output, live):
+                pass
+        finally:
+            await self._forget(live)
+
+    async def _forget(self, live: Live) -> None:
+        self.live.discard(live)
+        await self.notify()
 
     def _next(self, body: dict[str, Any], index: int) -> Reply | None:
         if callable(self.script):
@@ -234,25 +236,39 @@ class ScriptedEngine:
             {"text": "", "output_ids": [], "meta_info": {**meta, "completion_tokens": 0, "input_token_logprobs": values}}
         )
 
+    def _one_token(self, body: dict[str, Any], prompt: list[int]) -> web.Response:
+        """Not of the script: how an engine's experts are probed."""
+        output = Output(self, Reply(ids=(prompt[-1],), finish="length"), prompt, body, self)
+        output.sample(0, 1)
+        return web.json_response(output.payload(0, 1, last=True))
+
     def logprob(self, sequence: Sequence[int], position: int) -> float:
         """The logprob this engine gives sequence[position] after sequence[:position]: as sampled, or made up."""
         return self._said.get(tuple(sequence[: position + 1]), logprob_at(position, sequence[position]))
 
     def _output(self, reply: Reply, prompt: list[int], body: dict[str, Any]) -> Output:
-        output = Output(self, reply, prompt, body)
+        output = Output(self, reply, prompt, body, self)
         if reply.logprobs is not None:
             whole = (*prompt, *output.ids)
             for count, value in enumerate(reply.logprobs[: len(output.ids)], start=len(prompt) + 1):
                 self._said[whole[:count]] = value
         return output
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+
+def _error(status: int, message: str, retry_after: str = "") -> web.Response:
+    headers = {"Retry-After": retry_after} if retry_after else {}
+    return web.json_response({"error": {"message": message}}, status=status, headers=headers)
 
 
-def _error(status: int, message: str) -> web.Response:
-    return web.json_response({"error": {"message": message}}, status=status)
+async def _refuse_streamed(request: web.Request, body: dict[str, Any], message: str) -> web.StreamResponse:
+    """SGLang finds what is wrong with a streamed request when its answer has begun."""
+    if not body.get("stream"):
+        return _error(400, message)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    error = {"message": message, "type": "invalid_request_error", "code": 400, "retryable": False}
+    await response.write(b"data: " + orjson.dumps({"error": error}) + b"\n\ndata: [DONE]\n\n")
+    return response
 
 
 async def _serve(arguments: argparse.Namespace) -> None:

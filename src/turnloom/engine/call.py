@@ -226,11 +226,19 @@ async def _read_out(call: Call) -> bool:
     """Whether the server ended this response in good order: what it was working on is over."""
     try:
         response = await answered(call)
-        while await response.content.readany():
+        while await _read(response):
             pass
     except BROKEN:
         return False
     return True
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    try:
+        return await response.content.readany()
+    except RuntimeError as error:
+        # aiohttp's word for a connection that this side has closed.
+        raise aiohttp.ClientConnectionError(str(error)) from error
 
 
 def _close(call: Call | None) -> None:
@@ -281,7 +289,7 @@ async def _more(response: aiohttp.ClientResponse, *, over: bool) -> bytes:
     """What comes next, to the very end and not only to `[DONE]`: a connection with bytes left on it cannot be used again."""
     try:
         async with asyncio.timeout(_DRAIN_SECONDS if over else None):
-            return await response.content.readany()
+            return await _read(response)
     except BROKEN as error:
         if not over:
             raise

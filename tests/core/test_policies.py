@@ -63,7 +63,7 @@ def check_turns(driver: Driver) -> None:
         np.testing.assert_array_equal(driver.session.tree.held(turn.id), np.concatenate([prompt, calls[turn.id].output]))
         if (fork := turn.fork) is not None:
             assert 0 <= fork.token_index <= len(prompt)
-            assert fork.came == driver.parts.tokenizer.decode(prompt[fork.token_index : fork.token_index + 12].tolist())
+            assert fork.came == driver.parts.policy.tokenizer.decode(prompt[fork.token_index : fork.token_index + 12].tolist())
             assert fork.recorded != fork.came or not fork.recorded or "in other tokens" in fork.detail
 
 
@@ -134,7 +134,7 @@ class NoBridge:
 def test_where_no_bridge_is_possible_what_is_shared_is_kept(name: str, seed: int, plan: list[tuple[str, int]]) -> None:
     """A whole rendering that begins with what is held goes on from it; one that does not says what the renderer said."""
     driver = Driver(subject_of(name), replies_of(name), seed)
-    driver.parts = replace(driver.parts, renderer=NoBridge(driver.renderer))
+    driver.parts = replace(driver.parts, policy=replace(driver.parts.policy, renderer=NoBridge(driver.renderer)))
     asyncio.run(driver.run(plan))
     check_turns(driver)
     check_samples(driver, driver.unroll(), None)

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.gateways import Bench, bench
+from tests.support.gateways import NONE, Bench, bench
+from turnloom.engine.pool import Patience
 from turnloom.export.check import check_samples
 from turnloom.export.report import format_report
 from turnloom.harness import AgentContext, AgentOutcome, AgentRun, Harness, run_agent
@@ -154,7 +155,9 @@ async def one_lineage(s: Stage, agent: str, harness: Harness, turns: int = 15) -
 
 
 @asynccontextmanager
-async def stage(tokenizer: str = "qwen2.5", *, node: bool = True, context: int = 131_072) -> AsyncIterator[Stage]:
+async def stage(
+    tokenizer: str = "qwen2.5", *, node: bool = True, context: int = 131_072, patience: Patience = NONE
+) -> AsyncIterator[Stage]:
     if node:
         require_node()
     qwen = qwen_tokenizer(tokenizer)
@@ -163,7 +166,7 @@ async def stage(tokenizer: str = "qwen2.5", *, node: bool = True, context: int =
     try:
         made = Stage(sandbox)
         engine = ScriptedEngine(made.answer, tokenizer=qwen, end_id=qwen.control_tokens[END], context_length=context)
-        async with bench(tokenizer=qwen, engine=engine) as made.bench:
+        async with bench(tokenizer=qwen, engine=engine, patience=patience) as made.bench:
             yield made
     finally:
         await sandbox.stop()
@@ -178,7 +181,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 def assert_each_prompt_continues_the_one_before(b: Bench, turns: Sequence[Turn]) -> None:
     """What the engine was sent, request by request: the earlier prompt, the earlier output, and only then anything new."""
-    sent = {str(body["rid"]): body["input_ids"] for body in b.engine.requests}
+    sent = {str(body["rid"])[:32]: body["input_ids"] for body in reversed(b.engine.requests)}
     for earlier, later in pairwise(turns):
         held = sent[earlier.id] + earlier.output.tolist()
         assert sent[later.id][: len(held)] == held, f"turn {later.index} left turn {earlier.index}: {later.fork or later.base}"

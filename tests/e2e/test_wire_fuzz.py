@@ -216,7 +216,7 @@ async def test_a_client_may_leave_at_any_piece_of_a_stream(spoken: Spoken, reset
             assert turn.output.tolist() == entire.output.tolist()[: len(turn.output)], "what was sampled is on record"
             if len(turn.output) < len(entire.output):
                 assert turn.outcome is Outcome.ORPHANED
-                assert turn.id in stopped, f"the engine was not told that the client left after piece {pieces}"
+                assert any(rid.startswith(turn.id) for rid in stopped), f"the engine was not told that the client left after piece {pieces}"
         outcomes = [turn.outcome for handle in handles for turn in await turns_of(b, handle)]
         assert outcomes[0] is Outcome.ORPHANED
         assert outcomes[-1] is Outcome.DELIVERED, "it had all of the reply"

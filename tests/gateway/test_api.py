@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import aiohttp
 import anthropic
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from turnloom.errors import BadRequest, ConfigError
 from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine
 from turnloom.testing.tokenizers import qwen_directory, qwen_tokenizer
 from turnloom.tokenizer import load_tokenizer
-from turnloom.types import Outcome
+from turnloom.types import AbortOutcome, Outcome
 
 
 def test_background_gateway_from_code_that_is_not_async() -> None:
@@ -88,7 +89,7 @@ async def test_finish_waits_for_turns_in_flight_then_cancels_them(monkeypatch: p
         asked = asyncio.create_task(b.post(user("hi", stream=True)))
         await b.engine.wait_running(1)
         assert await b.handle.finish(reward=0.0) == []
-        assert b.engine.running == 0
+        await b.engine.wait_running(0)
         (turn,) = (await b.session()).tree.turns.values()
         assert (turn.outcome, turn.error) == (Outcome.ABORTED, "the session was closed")
         answer = await asked
@@ -131,19 +132,21 @@ async def test_stopping_the_gateway_keeps_what_is_in_flight_on_record(tmp_path: 
 
     engine = ScriptedEngine([Reply(text="a b c d e f g h", chunk=1, fault=Fault.STALL)], tokenizer=qwen_tokenizer(), end_id=151645)
     async with engine:
-        async with bench(engine=Shared(engine), store=tmp_path / "t.db") as b:
-            asked = asyncio.create_task(b.post(user("hi", stream=True)))
-            await engine.wait_running(1)
-            await asyncio.sleep(0.1)
-            session_id = b.handle.id
-        asked.cancel()
-        assert engine.running == 0
+        async with aiohttp.ClientSession() as client:
+            async with bench(engine=Shared(engine), store=tmp_path / "t.db") as b:
+                url, session_id = b.handle.base_url + "/v1/messages", b.handle.id
+                asked = asyncio.create_task(client.post(url, json=user("hi", stream=True)))
+                await engine.wait_running(1)
+                await asyncio.sleep(0.1)
+            asked.cancel()
+        assert engine.running == 0, "stopping waits until nothing is left behind"
     store = SQLiteStore(tmp_path / "t.db", read_only=True)
     await store.open()
     (delta,) = await store.deltas(session_id)
     await store.close()
     assert (delta.turn.outcome, delta.turn.error) == (Outcome.ABORTED, "the session was closed")
     assert len(delta.turn.output) > 0
+    assert delta.turn.abort == AbortOutcome.VERIFIED
 
 
 async def test_the_turn_timeout_ends_the_turn_as_aborted() -> None:
@@ -154,7 +157,7 @@ async def test_the_turn_timeout_ends_the_turn_as_aborted() -> None:
         assert (answer.status, answer.body["error"]["type"]) == (529, "overloaded_error")
         (turn,) = (await b.session()).tree.turns.values()
         assert turn.outcome is Outcome.ABORTED
-        assert b.engine.running == 0
+        await b.engine.wait_running(0)
 
 
 async def test_keepalives_while_the_engine_is_silent() -> None:

@@ -33,7 +33,9 @@ def test_only_what_ended_the_turn_is_no_text(tokens: list[int], matched: int | N
     output.feed(Chunk(ids([*said, *tokens]), floats([-0.5] * (len(said) + len(tokens))), Finish(FinishReason.STOP, matched)))
     output.close()
     assert output.message().text == "Done." + text
-    assert output.ids.tolist() == [*said, *tokens], "every sampled id is kept"
+    kept = [*said, *tokens[: tokens.index(matched) + 1 if matched in tokens else len(tokens)]]
+    assert output.ids.tolist() == kept, "every id is kept, to the one that the engine stopped at"
+    assert output.surplus == len(said) + len(tokens) - len(kept)
 
 
 def test_a_reply_cut_off_by_its_length_keeps_a_special_token_as_text() -> None:

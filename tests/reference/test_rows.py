@@ -131,7 +131,8 @@ async def test_r07_disconnect_keeps_the_turn_as_orphaned() -> None:
         assert len(turn.output) > 0
         assert session.unroll().samples == ()
         assert [u.reason for u in session.unroll().untrained] == ["outcome orphaned"]
-        assert b.engine.aborts == [{"rid": turn.id}]
+        await _until(lambda: not b.engine.running)
+        assert b.engine.aborts == [{"rid": f"{turn.id}0001"}]
         assert b.engine.running == 0
 
 

@@ -17,7 +17,7 @@ def make_row(id: str = "s1", **changes: object) -> SessionRow:
     return SessionRow(id=id, **(fields | changes))  # type: ignore[arg-type]
 
 
-def make_delta(turn: str = "t1", *, tokens: int = 3, outcome: Outcome = Outcome.DELIVERED) -> Delta:
+def make_delta(turn: str = "t1", *, tokens: int = 3, outcome: Outcome = Outcome.DELIVERED, abort: str = "") -> Delta:
     return Delta(
         nodes=(
             Node(id=0, parent=None, tools=(Tool("bash", "runs a command", '{"type":"object"}'),)),
@@ -37,6 +37,7 @@ def make_delta(turn: str = "t1", *, tokens: int = 3, outcome: Outcome = Outcome.
             finish=Finish(FinishReason.STOP, 2),
             outcome=outcome,
             sampling=Sampling(),
+            abort=abort,
         ),
     )
 

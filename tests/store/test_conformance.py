@@ -159,16 +159,20 @@ async def test_an_amended_outcome_is_what_is_read(store, row, delta):
     await store.put_session(row("s1"))
     await store.append("s1", delta("t1"))
     await store.append("s1", delta("t2"))
-    await store.amend("s1", "t1", Outcome.ORPHANED)
+    await store.amend("s1", "t1", outcome=Outcome.ORPHANED)
     assert list(await store.deltas("s1")) == [delta("t1", outcome=Outcome.ORPHANED), delta("t2")]
+    await store.amend("s1", "t1", abort="verified")
+    assert list(await store.deltas("s1")) == [delta("t1", outcome=Outcome.ORPHANED, abort="verified"), delta("t2")]
+    await store.amend("s1", "t1", outcome=Outcome.DELIVERED, abort="")
+    assert list(await store.deltas("s1")) == [delta("t1"), delta("t2")]
 
 
 async def test_amending_what_is_not_there_is_refused(store, row):
     await store.put_session(row("s1"))
     with pytest.raises(StoreError, match="no turn t9"):
-        await store.amend("s1", "t9", Outcome.ORPHANED)
+        await store.amend("s1", "t9", outcome=Outcome.ORPHANED)
     with pytest.raises(StoreError, match="no session nobody"):
-        await store.amend("nobody", "t9", Outcome.ORPHANED)
+        await store.amend("nobody", "t9", outcome=Outcome.ORPHANED)
 
 
 async def test_a_dropped_session_is_forgotten_with_its_turns(store, row, delta):
@@ -200,7 +204,7 @@ async def test_a_closed_store_says_so(store, row, delta):
     for use in (
         store.append("s1", delta()),
         store.put_session(row("s2")),
-        store.amend("s1", "t1", Outcome.FAILED),
+        store.amend("s1", "t1", outcome=Outcome.FAILED),
         store.drop("s1"),
         store.session("s1"),
         store.session_by_key("k"),

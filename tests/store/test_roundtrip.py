@@ -25,6 +25,7 @@ from turnloom.types import (
     ForkKind,
     Message,
     Outcome,
+    Piece,
     Reasoning,
     Sampling,
     Text,
@@ -37,6 +38,7 @@ from turnloom.types import (
     ids,
 )
 
+plain = st.sampled_from(["", "verified", "unverified", "failed"])
 words = st.text(st.characters(exclude_categories=()), max_size=20) | st.sampled_from(["\ud83d\ude00", "\x00", "\ud800", "é" * 600])
 numbers = st.integers(-(2**70), 2**70)
 reals = st.floats(allow_nan=False)
@@ -86,6 +88,11 @@ def turns(draw: st.DrawFn) -> Turn:
         "started": draw(reals),
         "ended": draw(reals),
         "error": draw(words),
+        "pool": draw(words),
+        "pieces": draw(st.lists(st.builds(Piece, numbers, words, words), max_size=3).map(tuple)),
+        "abort": draw(plain),
+        "surplus": draw(numbers),
+        "cached_tokens": draw(numbers),
     }
     assert drawn.keys() == {field.name for field in fields(Turn)}, "a field that is not drawn is not tried"
     return Turn(**drawn)  # type: ignore[arg-type]
@@ -114,6 +121,7 @@ rows = st.builds(
 
 
 DRAWN = [(CallRecord, 7), (Fork, 7), (Reasoning, 1), (ToolCall, 4), (Message, 3), (Tool, 5), (Node, 5), (VersionSpan, 3), (Sampling, 7)]
+DRAWN.append((Piece, 3))
 
 
 @pytest.mark.parametrize(("kind", "count"), DRAWN)
@@ -160,14 +168,16 @@ def test_calls_and_forks_stored_without_the_later_fields_still_load():
 
 
 def test_rows_of_an_earlier_version_still_load(delta):
-    """They had references within reasoning, three fields of a tool, no label and no schema."""
-    outcome, _, turn, *columns = codec.encode_delta(delta())
+    """They had references within reasoning, three fields of a tool, no label and no schema, and nothing of their engines."""
+    outcome, abort, _, turn, *columns = codec.encode_delta(delta())
     said = {"role": "assistant", "parts": [{"type": "reasoning", "text": "hm", "ref": "t0"}, {"type": "text", "text": "hi"}]}
     head = {"id": 0, "parent": None, "message": None, "tools": [["ls", "List", "{}"]], "turn": None}
     old_nodes = [head, {"id": 1, "parent": 0, "message": said, "tools": [], "turn": "t1"}]
     old_turn = codec.unpack(turn)
     del old_turn["label"], old_turn["sampling"]["json_schema"]
-    read = codec.decode_delta((outcome, codec.pack(old_nodes), codec.pack(old_turn), *columns))
+    for name in ("pool", "pieces", "surplus", "cached_tokens"):
+        del old_turn[name]
+    read = codec.decode_delta((outcome, abort, codec.pack(old_nodes), codec.pack(old_turn), *columns))
     assert read.nodes == (
         Node(0, None, tools=(Tool("ls", "List", "{}"),)),
         Node(1, 0, Message("assistant", (Reasoning("hm"), Text("hi"))), turn="t1"),
@@ -202,7 +212,7 @@ def test_damaged_bodies_are_a_store_error(data):
         codec.unpack(data)
 
 
-@pytest.mark.parametrize("change", [(0, "gone"), (1, codec.pack([{}])), (2, codec.pack([])), (3, b"\x00"), (4, b"\x00" * 5)])
+@pytest.mark.parametrize("change", [(0, "gone"), (2, codec.pack([{}])), (3, codec.pack([])), (4, b"\x00"), (5, b"\x00" * 5)])
 def test_damaged_columns_are_a_store_error(change, delta):
     columns = list(codec.encode_delta(delta()))
     position, value = change

@@ -278,8 +278,30 @@ async def test_a_file_of_a_newer_schema_is_refused(path):
     connection.execute(f"PRAGMA user_version={schema.VERSION + 1}")
     connection.close()
     for read_only in (False, True):
-        with pytest.raises(StoreError, match=r"schema 2 and this Turnloom knows up to 1; upgrade"):
+        with pytest.raises(StoreError, match=rf"schema {schema.VERSION + 1} and this Turnloom knows up to {schema.VERSION}; upgrade"):
             await SQLiteStore(path, read_only=read_only).open()
+
+
+async def test_a_file_of_the_first_schema_is_brought_up_to_date(path, row, delta):
+    """Its turns say nothing of aborts."""
+    store = SQLiteStore(path)
+    await store.open()
+    await store.put_session(row("s1"))
+    await store.append("s1", delta("t1"))
+    await store.close()
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE deltas DROP COLUMN abort")
+    connection.execute("PRAGMA user_version=1")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StoreError, match="older schema 1"):
+        await SQLiteStore(path, read_only=True).open()
+    store = SQLiteStore(path)
+    await store.open()
+    assert list(await store.deltas("s1")) == [delta("t1")]
+    await store.amend("s1", "t1", abort="verified")
+    assert [d.turn.abort for d in await store.deltas("s1")] == ["verified"]
+    await store.close()
 
 
 async def test_a_file_that_is_no_database_is_refused_and_untouched(path):

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,7 +19,9 @@ import typer
 from turnloom.core.dump import clip, escaped
 from turnloom.core.tree import Tree
 from turnloom.core.unroll import DEFAULT_TRAINING, Overlong, Training
+from turnloom.engine.pool import PATIENCE
 from turnloom.errors import ConfigError
+from turnloom.gateway.pools import by_pool
 from turnloom.gateway.session import Session
 from turnloom.store.contract import SessionRow, Store
 from turnloom.store.sqlite import SQLiteStore
@@ -47,10 +50,28 @@ DEFAULT_STORE = Path("turnloom.db")
 
 StoreOption = Annotated[Path, typer.Option("--store", help="The SQLite file that sessions are kept in.", show_default=True)]
 EngineOption = Annotated[
-    str, typer.Option("--engine", help="http://HOST:PORT of an SGLang server or router, or local:smollm2, local:/path/model.gguf.")
+    list[str],
+    typer.Option(
+        "--engine",
+        help="sglang://HOST:PORT (a server or its router), vllm://…, llamacpp://…, local:MODEL. Repeated, or with commas: "
+        "several of one model. NAME=URL: another pool.",
+    ),
 ]
 TokenizerOption = Annotated[
-    str | None, typer.Option("--tokenizer", help="A tokenizer's folder, hub id or .gguf file. Default: what the engine names.")
+    list[str] | None,
+    typer.Option(
+        "--tokenizer", help="A tokenizer's folder, hub id or .gguf file; NAME=… for a pool. Default: what the engine names."
+    ),
+]
+RouteOption = Annotated[
+    list[str] | None,
+    typer.Option("--route", help="POOL=label:PATTERN, POOL=model:PATTERN or POOL=header:NAME:PATTERN. The first that fits counts."),
+]
+EngineAttemptsOption = Annotated[
+    int, typer.Option("--engine-attempts", help="How often a turn goes on after engines that gave no further token.", min=0)
+]
+EnginePatienceOption = Annotated[
+    float, typer.Option("--engine-patience", help="Seconds that a turn goes on without a further token from failing engines.", min=0)
 ]
 ToolFormatOption = Annotated[
     str, typer.Option("--tool-format", help="How the model writes tool calls: auto, a format (see the docs), or package.module:Name.")
@@ -93,6 +114,18 @@ SkipLabelOption = Annotated[
     typer.Option("--skip-label", help="Turns with this label do not train. Repeatable; '' is none.", show_default="side"),
 ]
 OverlongOption = Annotated[Overlong, typer.Option("--overlong", help="What becomes of a sample with more tokens.")]
+
+
+def engine_options(
+    engines: Sequence[str], tokenizers: Sequence[str] | None, routes: Sequence[str] | None, attempts: int, seconds: float
+) -> dict[str, Any]:
+    """Who samples what, as arguments of `Gateway`. Raises ConfigError."""
+    return {
+        "engine": by_pool(engines),
+        "tokenizer": by_pool(tokenizers or ()),
+        "routes": routes or (),
+        "patience": replace(PATIENCE, attempts=attempts, seconds=seconds),
+    }
 
 
 def reading_options(labeler: str, images: ImagesPolicy, without: Sequence[Quirk] | None) -> dict[str, Any]:

@@ -10,7 +10,9 @@ import typer
 
 from turnloom.cli.common import (
     ChatTemplateOption,
+    EngineAttemptsOption,
     EngineOption,
+    EnginePatienceOption,
     HistoryOption,
     HistoryPolicy,
     ImagesOption,
@@ -20,6 +22,7 @@ from turnloom.cli.common import (
     OverlongOption,
     RealignOption,
     RendererOption,
+    RouteOption,
     SkipLabelOption,
     SpecialTokensOption,
     SpecialTokensPolicy,
@@ -27,6 +30,7 @@ from turnloom.cli.common import (
     TokenizerOption,
     ToolFormatOption,
     WithoutQuirkOption,
+    engine_options,
     reading_options,
     run_async,
     say,
@@ -35,6 +39,7 @@ from turnloom.cli.common import (
 )
 from turnloom.core.credit import weigh
 from turnloom.core.unroll import Longest, Overlong
+from turnloom.engine.pool import PATIENCE
 from turnloom.errors import ConfigError
 from turnloom.export.registry import export
 from turnloom.gateway.api import Gateway
@@ -57,8 +62,11 @@ def run(
     task: Annotated[str, typer.Argument(help="A task's folder with its task.toml, or `demo`.")],
     agent: Annotated[str, typer.Option(help="sdk-agent, pi, claude-code, command, or package.module:Name.")] = "sdk-agent",
     n: Annotated[int, typer.Option("-n", help="Rollouts.", min=1)] = 1,
-    engine: EngineOption = "local:smollm2",
+    engine: EngineOption = ["local:smollm2"],  # noqa: B006 (typer copies it)
     tokenizer: TokenizerOption = None,
+    route: RouteOption = None,
+    engine_attempts: EngineAttemptsOption = PATIENCE.attempts,
+    engine_patience: EnginePatienceOption = PATIENCE.seconds,
     out: Annotated[Path, typer.Option(help="Folder for the store and the samples.")] = Path("runs/latest"),
     concurrency: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 4,
     time_budget: Annotated[float, typer.Option(help="Seconds that an agent may take.", min=1)] = 600.0,
@@ -92,8 +100,7 @@ def run(
     harness = load_harness(agent, **_words(agent, argv or ()))
     run_async(require(harness))
     gateway = Gateway(
-        engine,
-        tokenizer,
+        **engine_options(engine, tokenizer, route, engine_attempts, engine_patience),
         store=store_in(out),
         tool_format=tool_format,
         matching=matching,

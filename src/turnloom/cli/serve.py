@@ -13,7 +13,9 @@ import typer
 from turnloom.cli.common import (
     DEFAULT_STORE,
     ChatTemplateOption,
+    EngineAttemptsOption,
     EngineOption,
+    EnginePatienceOption,
     HistoryOption,
     HistoryPolicy,
     ImagesOption,
@@ -22,6 +24,7 @@ from turnloom.cli.common import (
     MatchingOption,
     RealignOption,
     RendererOption,
+    RouteOption,
     SpecialTokensOption,
     SpecialTokensPolicy,
     StoreOption,
@@ -29,11 +32,13 @@ from turnloom.cli.common import (
     TokenizerOption,
     ToolFormatOption,
     WithoutQuirkOption,
+    engine_options,
     reading_options,
     run_async,
     say,
     template_kwargs,
 )
+from turnloom.engine.pool import PATIENCE
 from turnloom.errors import ConfigError
 from turnloom.gateway.api import Gateway
 from turnloom.store.contract import Limits
@@ -49,6 +54,9 @@ def register(app: typer.Typer) -> None:
 def serve(
     engine: EngineOption,
     tokenizer: TokenizerOption = None,
+    route: RouteOption = None,
+    engine_attempts: EngineAttemptsOption = PATIENCE.attempts,
+    engine_patience: EnginePatienceOption = PATIENCE.seconds,
     host: Annotated[str, typer.Option(help="Address to listen on. Anything but loopback needs --admin-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8600,
     store: StoreOption = DEFAULT_STORE,
@@ -86,8 +94,7 @@ def serve(
         raise ConfigError(f"serving on {host} needs an admin key of your own: set --admin-key or TURNLOOM_ADMIN_KEY")
     key = admin_key or secrets.token_urlsafe(32)
     gateway = Gateway(
-        engine,
-        tokenizer,
+        **engine_options(engine, tokenizer, route, engine_attempts, engine_patience),
         store=store,
         host=host,
         port=port,

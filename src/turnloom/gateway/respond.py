@@ -19,6 +19,9 @@ KEEPALIVE_SECONDS = 15.0
 READ_SECONDS = 60.0
 """How long a client may leave a piece of its reply unread, when no more fits on its way, before it counts as gone."""
 
+ERROR_PAUSE = 0.25
+"""Seconds between what was last written and an error that ends the stream, so that clients read them apart."""
+
 
 class OtherChoiceFailed(EngineAborted):
     """This reply is whole, but another choice of its request failed, and the response is whole or not at all."""
@@ -158,6 +161,8 @@ class Responder:
         await self._stop_pinging()
         if self._response is None or self._writer is None:
             return http_error(self._dialect.error(error))
+        # Google's SDK for JavaScript knows an error for what it is only where a read begins with it.
+        await asyncio.sleep(max(self._last_write + ERROR_PAUSE - asyncio.get_running_loop().time(), 0.0))
         try:
             await self._read_in_time(self._end_stream(self._begin().error(error)))
         except ConnectionError as gone:

@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -146,6 +147,14 @@ def read_workers(answer: Any) -> list[str]:
     found: dict[str, None] = {}
     for entry in entries:
         address = entry.get("url") if isinstance(entry, dict) else None
-        if isinstance(address, str) and address.startswith(("http://", "https://")):
-            found[re.sub(r"@\d+$", "", address.rstrip("/"))] = None
+        if isinstance(address, str) and _usable(base := re.sub(r"@\d+$", "", address.rstrip("/"))):
+            found[base] = None
     return list(found)
+
+
+def _usable(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

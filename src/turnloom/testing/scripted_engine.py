@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -150,6 +151,9 @@ class ScriptedEngine(Controls):
             return self._prefill(body, prompt)
         if body.get("return_routed_experts") and not body.get("stream"):
             return self._one_token(body, prompt)
+        rid = str(body.get("rid") or uuid.uuid4().hex)
+        if self.named(rid) is not None:
+            return await _refuse_streamed(request, body, f"Duplicate request ID detected: {rid}")
         self._sampled += 1
         index = self._sampled - 1
         reply = self._next(body, index)
@@ -157,9 +161,6 @@ class ScriptedEngine(Controls):
             return _error(500, "the script has no more replies")
         if reply.fault in REFUSALS:
             return _error(REFUSALS[reply.fault], f"scripted {reply.fault}", reply.retry_after)
-        rid = str(body.get("rid") or index)
-        if self.named(rid) is not None:
-            return await _refuse_streamed(request, body, f"Duplicate request ID detected: {rid}")
         live = Live(rid, held=not self.going.is_set())
         self.live.add(live)
         await self.notify()

@@ -53,12 +53,13 @@ define INSTALL
 	| awk '/^ *Downloading / && !/\.metadata / { sub(/^ */, "    "); print; fflush() } /^Installing collected/ { print "    installing"; fflush() }'
 endef
 
-.PHONY: help demo test agents bench laws mutants lint venv clean
+.PHONY: help demo test agents engines bench laws mutants lint venv clean
 
 help:
 	@echo "make demo [AGENT=sdk-agent|pi|claude-code] [N=4]   run a real agent on a small task and check the samples"
 	@echo "make test                                          run every test"
 	@echo "make agents                                        every agent there is, installed and run on the gateway; writes docs/agents.md"
+	@echo "make engines                                       real SGLang, its router, vLLM and llama.cpp, installed and run on the CPU; writes docs/engines.md"
 	@echo "make bench                                         what a client sees of a slow engine's stream, in every dialect"
 	@echo "make laws [SESSIONS=2000]                          every law on every chat template of the corpus; writes docs/exactness.md"
 	@echo "make mutants [SAMPLE=100] [SEED=1]                 small errors put into core and render, one at a time; the tests must see 85 of 100"
@@ -76,6 +77,13 @@ test: $(VENV)/.test
 # Each agent is installed once into the cache, some hundreds of megabytes; that takes most of the time.
 agents: $(VENV)/.test
 	@'$(BIN)/python' -m pytest tests/agents $(ARGS)
+
+# SGLang and vLLM are installed once into the cache, each in an environment of its own; that takes some minutes.
+# Without SGLang nothing is proved, so its set-up must succeed; where vLLM's does not, its tests say so and are skipped.
+engines: $(VENV)/.test
+	@'$(BIN)/python' -m tests.engines.setup sglang
+	@'$(BIN)/python' -m tests.engines.setup vllm || echo "==> vLLM could not be set up: its tests are skipped" >&2
+	@'$(BIN)/python' -m pytest tests/engines $(ARGS)
 
 bench: $(VENV)/.test
 	@'$(BIN)/python' bench/streaming.py

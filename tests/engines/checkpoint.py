@@ -1,4 +1,4 @@
-"""Small checkpoints of the Qwen3 architecture for real engines, made of noise, with Qwen3's own tokenizer and template. Needs no torch.
+"""Small checkpoints of the Qwen3 architecture for real engines, made of noise, with Qwen3's own tokenizer. Needs no torch.
 
 Sampled at temperature 1 a checkpoint spreads over some tens of tokens a step, so
 that two seeds, two prompts or one token too few give clearly other logprobs; it
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+
 from turnloom.engine.models import built_once, cache_dir
 from turnloom.testing.tokenizers import qwen_directory, qwen_tokenizer
 

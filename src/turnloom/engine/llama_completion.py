@@ -31,6 +31,7 @@ to four bits. A recomputation that cuts the sequence as the sampling did gives 0
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,12 +112,14 @@ class Completions:
     """One server's `/completion`. A request names its slot, one of llama.cpp's parallel sequences.
 
     `certain` is the id of any token whose text has no unfinished character.
-    `vocab_size` None is one that is not known. Everything raises EngineRejected,
+    `vocab_size` None is one that is not known. `patience` is the seconds that one
+    answer may take, its wait for the slot included. Everything raises EngineRejected,
     EngineOverloaded, EngineUnavailable or EngineProtocol.
     """
 
-    def __init__(self, http: EngineHTTP, *, vocab_size: int | None, certain: int) -> None:
+    def __init__(self, http: EngineHTTP, *, vocab_size: int | None, certain: int, patience: float) -> None:
         self._http = http
+        self._patience = patience
         self._id_end = vocab_size or INT32_END
         self._certain = certain
         self._evaluated: dict[int, list[int]] = {}
@@ -194,18 +197,22 @@ class Completions:
         data = orjson.dumps(body)
         for attempt in range(1, _TRIES + 1):
             try:
-                async with self._http.session.post(f"{self._http.url}/completion", data=data, headers=sent) as response:
-                    if response.status != 200:
-                        raise await refusal(response)
-                    # Half a character may not be valid UTF-8; nothing here needs the text.
-                    text = (await response.read()).decode("utf-8", "replace").strip()
-                    return _read_answer(text, self._http.name)
+                async with asyncio.timeout(self._patience):
+                    return await self._post_once(data, sent, stream=body["stream"])
             except BROKEN as error:
                 closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
                 if closed and not isinstance(error, aiohttp.ClientConnectorError) and attempt < _TRIES:
                     continue
                 raise EngineUnavailable(f"{self._http.name} gave no answer: {words(error)}") from error
         raise AssertionError("unreachable")
+
+    async def _post_once(self, data: bytes, headers: Mapping[str, str], *, stream: bool) -> dict[str, Any]:
+        async with self._http.session.post(f"{self._http.url}/completion", data=data, headers=headers) as response:
+            if response.status != 200:
+                raise await refusal(response)
+            # Half a character may not be valid UTF-8; nothing here needs the text.
+            text = (await response.read()).decode("utf-8", "replace").strip()
+        return _read_answer(_last_event(text) if stream else text, self._http.name)
 
 
 def read_tokens(answer: Mapping[str, Any], count: int, id_end: int) -> tuple[list[int], list[float | None]]:
@@ -286,19 +293,24 @@ def _check_prompt(answer: Mapping[str, Any], sent: int) -> None:
         raise EngineProtocol(f"llama.cpp saw a prompt of {said!r} tokens where {sent} were sent; it must neither cut it nor add to it")
 
 
+def _last_event(text: str) -> str:
+    """The payload of a stream's last event; between events stand comments, which keep the connection of a long prefill alive."""
+    lines = [line for line in text.split("\n") if line.startswith(("data:", "error:"))]
+    return lines[-1].partition(":")[2].strip() if lines else ""
+
+
 def _read_answer(text: str, name: str) -> dict[str, Any]:
     """Raises EngineError: that of an `error` that came with status 200, or EngineProtocol."""
-    payload = text.rpartition("data: ")[2] if text.startswith("data:") else text.removeprefix("error: ")
     try:
-        answer = orjson.loads(payload)
+        answer = orjson.loads(text)
     except ValueError as error:
-        raise EngineProtocol(f"{name} gave an answer that is not JSON: {payload[:80]!r}") from error
+        raise EngineProtocol(f"{name} gave an answer that is not JSON: {text[:80]!r}") from error
     if not isinstance(answer, dict):
-        raise EngineProtocol(f"{name} gave an answer that is not an object: {payload[:80]!r}")
-    problem = answer.get("error", answer if text.startswith("error: ") else None)
-    if isinstance(problem, dict):
-        code = problem.get("code")
-        raise error_for_status(code if isinstance(code, int) else 500, str(problem.get("message") or problem))
-    if problem is not None:
+        raise EngineProtocol(f"{name} gave an answer that is not an object: {text[:80]!r}")
+    problem = answer if "tokens_evaluated" not in answer and "message" in answer else answer.get("error")
+    if problem is None:
+        return answer
+    if not isinstance(problem, dict):
         raise EngineUnavailable(f"{name}: {problem}")
-    return answer
+    code = problem.get("code")
+    raise error_for_status(code if isinstance(code, int) else 500, str(problem.get("message") or problem))

@@ -73,7 +73,7 @@ class _Flight:
             await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
-        if not doing.done():
+        if self.aborted.is_set() or not doing.done():
             raise _Aborted
         if not isinstance(doing.exception(), EngineUnavailable):
             # An answer of any kind is the end of the work; a broken connection says nothing.
@@ -278,7 +278,8 @@ class LlamaServerEngine:
             logprob_convention="raw",
             tokenizer=str(path) if path else None,
         )
-        completions = Completions(self._http, vocab_size=vocab, certain=await self._find_plain_token())
+        plain = await self._find_plain_token()
+        completions = Completions(self._http, vocab_size=vocab, certain=plain, patience=self._idle_timeout)
         return able, completions, Slots(count if isinstance(count, int) and count > 0 else 1)
 
     async def _get(self, path: str) -> dict[str, Any]:

@@ -58,7 +58,8 @@ class LlamaCpp:
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"llama.cpp cannot load {path}: {error}") from error
         self._http = EngineHTTP(str(self._server.listening_address), api_key=key, idle_timeout=_PATIENCE)
-        self._completions = Completions(self._http, vocab_size=self.vocab_size, certain=int(pairs.get("tokenizer.ggml.eos_token_id", 0)))
+        end = int(pairs.get("tokenizer.ggml.eos_token_id", 0))
+        self._completions = Completions(self._http, vocab_size=self.vocab_size, certain=end, patience=_PATIENCE)
 
     async def close(self) -> None:
         await self._http.close()

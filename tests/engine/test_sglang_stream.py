@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from turnloom.engine.call import EventLines
@@ -57,6 +57,64 @@ def test_any_mixture_of_cumulative_and_incremental_gives_the_same_tokens(
     assert [chunk.finish is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
+Tokens = list[tuple[int, float]]
+
+
+def spoil(data: st.DataObject, told: dict[str, Any], held: int, end: int) -> None:
+    """Make one payload contradict itself, its count or what came before; each time in one place only."""
+    ids, values = told["output_ids"], told["meta_info"]["output_token_logprobs"]
+    lengths = st.integers(0, 2 * end + 2)
+    kind = data.draw(st.sampled_from(["ids", "values", "count", "other id", "no number", "rewritten"]))
+    if kind == "count":
+        told["meta_info"]["completion_tokens"] = count = data.draw(lengths)
+        assume(count < held or not {len(ids), len(values)} <= {count, count - held})
+    elif kind in ("ids", "values"):
+        column: list[Any] = ids if kind == "ids" else values
+        length = data.draw(lengths)
+        assume(length not in (end, end - held))
+        column[:] = [*column, *[5 if kind == "ids" else [-1.0, 5, None]] * length][:length]
+    elif kind == "rewritten":
+        assume(held and len(ids) == end)
+        at = data.draw(st.integers(0, held - 1))
+        ids[at] = (ids[at] + 1) % 10
+    else:
+        assume(end > held)
+        at = data.draw(st.integers(held - end, -1))
+        if kind == "other id":
+            values[at][1] = (values[at][1] + 1) % 10
+        else:
+            values[at][0] = data.draw(st.sampled_from([None, "x", 1.0, False, []]))
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    sampled=st.lists(st.tuples(st.integers(0, 9), st.floats(-20, 0, width=32)), min_size=1, max_size=20),
+    cuts=st.lists(st.integers(0, 20), max_size=5),
+    styles=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=6, max_size=6),
+    data=st.data(),
+)
+def test_any_inconsistency_is_refused_and_what_came_before_it_stands(
+    sampled: Tokens, cuts: list[int], styles: list[tuple[bool, bool]], data: st.DataObject
+) -> None:
+    ends = [*sorted(min(cut, len(sampled)) for cut in cuts), len(sampled)]
+    wrong = data.draw(st.integers(0, len(ends) - 1))
+    decoder, start, got = StreamDecoder(10), 0, list[tuple[int, float]]()
+    for number, (end, (ids_cumulative, values_cumulative)) in enumerate(zip(ends, styles, strict=False)):
+        ids = [token for token, _ in sampled[0 if ids_cumulative else start : end]]
+        values = [[value, token, None] for token, value in sampled[0 if values_cumulative else start : end]]
+        told = orjson.loads(payload(ids, values, end, {"type": "stop"} if number == len(ends) - 1 else None))
+        if number == wrong:
+            spoil(data, told, start, end)
+            with pytest.raises(EngineProtocol):
+                decoder.feed(orjson.dumps(told))
+            break
+        chunk = decoder.feed(orjson.dumps(told))
+        assert chunk is not None
+        got += zip(chunk.ids.tolist(), chunk.logprobs.tolist(), strict=True)
+        start = end
+    assert got == sampled[: decoder.count]
+
+
 @pytest.mark.parametrize(
     "second",
     [
@@ -74,6 +132,7 @@ def test_any_mixture_of_cumulative_and_incremental_gives_the_same_tokens(
         pytest.param(payload([], [], 2, prompt_tokens=6), id="prompt cut and nothing new"),
         pytest.param(payload(TOKENS, [*triples(0, 3), 5], 4), id="triple no list"),
         pytest.param(payload([5, 5, 6, 10], [*triples(0, 3), [-1.0, 10, None]], 4), id="id outside the vocabulary"),
+        pytest.param(payload([5, 5, 6, True], [*triples(0, 3), [-1.0, True, None]], 4), id="true"),
         pytest.param(payload([5, 5, 6, -1], [*triples(0, 3), [-1.0, -1, None]], 4), id="negative id"),
         pytest.param(payload(TOKENS, None, 4), id="no logprobs"),  # type: ignore[arg-type]
         pytest.param(payload(TOKENS, triples(0, 4), None), id="no count"),
@@ -117,11 +176,28 @@ def test_a_collapsed_chunk_is_dropped_when_it_hides_tokens() -> None:
     assert [chunk.ids.tolist() for chunk in chunks] == [[5], []]
 
 
-def test_the_last_chunk_may_come_twice_but_nothing_new_after_it() -> None:
-    last = payload(TOKENS, triples(0, 4), 4, {"type": "length", "length": 4})
-    assert len(fed(last, last)) == 1
+LAST = payload(TOKENS, triples(0, 4), 4, {"type": "length", "length": 4})
+
+
+@pytest.mark.parametrize("again", [LAST, payload([], [], 4, {"type": "stop"}), payload([5], triples(3, 4), 4, {"type": "stop"})])
+def test_the_last_chunk_may_come_twice(again: bytes) -> None:
+    assert len(fed(LAST, again)) == 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        payload([1], [[-1.0, 1, None]], 5),
+        payload([*TOKENS, 1], [*triples(0, 4), [-1.0, 1, None]], 5, {"type": "stop"}),
+        payload([5, 5, 6, 6], triples(0, 4), 4, {"type": "stop"}),
+        payload(TOKENS, triples(0, 4), 4),
+        payload(7, [], 4, {"type": "stop"}),  # type: ignore[arg-type]
+    ],
+    ids=["a token", "a token and an end", "another token", "no end", "no list"],
+)
+def test_nothing_new_comes_after_the_last_chunk(more: bytes) -> None:
     with pytest.raises(EngineProtocol):
-        fed(last, payload([1], [[-1.0, 1, None]], 5))
+        fed(LAST, more)
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,7 @@ class StreamDecoder:
             raise EngineProtocol("the engine sent a payload without meta_info")
         reason = meta.get("finish_reason")
         if self.finished:
-            again = payload.get("output_ids") or []
-            if reason is None or meta.get("completion_tokens", self.count) != self.count or again != self._ids[-len(again) :]:
+            if reason is None or not self._repeats(payload, meta):
                 raise EngineProtocol("the engine went on after the last chunk")
             return None
         finish = None if reason is None else _read_finish(reason)
@@ -90,6 +89,11 @@ class StreamDecoder:
             arrays=arrays,
         )
 
+    def _repeats(self, payload: dict[str, Any], meta: dict[str, Any]) -> bool:
+        again = payload.get("output_ids") or []
+        told = isinstance(again, list) and again == self._ids[self.count - len(again) :]
+        return told and meta.get("completion_tokens", self.count) == self.count
+
     def _read_tokens(self, payload: dict[str, Any], meta: dict[str, Any], finish: Finish | None) -> tuple[list[int], list[float]]:
         try:
             return self._new_tokens(payload, meta)
@@ -105,7 +109,7 @@ class StreamDecoder:
             check_prompt_tokens(meta, self._prompt_len)
         held = self.count
         total, output, triples = meta.get("completion_tokens"), payload.get("output_ids"), meta.get("output_token_logprobs")
-        if not isinstance(total, int) or not isinstance(output, list):
+        if type(total) is not int or not isinstance(output, list):
             raise EngineProtocol("the engine sent a payload without completion_tokens or output_ids")
         if total < held:
             raise EngineProtocol(f"the engine took tokens back: {held} before, {total} now")
@@ -123,12 +127,12 @@ class StreamDecoder:
 
     def _check(self, token: Any, triple: Any) -> float:
         """The logprob of one token whose id and triple agree."""
-        if not isinstance(token, int) or not 0 <= token < self._id_end:
+        if type(token) is not int or not 0 <= token < self._id_end:
             raise EngineProtocol(f"the engine sent {token!r}, which is no token id")
         if not isinstance(triple, list) or len(triple) < 2 or triple[1] != token:
             raise EngineProtocol(f"the engine's logprob {triple!r} is not for its token {token}")
         value = triple[0]
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if type(value) not in (int, float) or not math.isfinite(value):
             raise EngineProtocol(f"the engine's logprob for token {token} is {value!r}")
         if value > LOGPROB_SLACK:
             raise EngineProtocol(f"the engine's logprob for token {token} is {value!r}, which is above 0")

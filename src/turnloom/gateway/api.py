@@ -18,6 +18,7 @@ from aiohttp import web
 from turnloom.core.dump import summary
 from turnloom.core.match import Matcher
 from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Training
+from turnloom.engine.contract import PauseMode
 from turnloom.engine.pool import PATIENCE, Patience, Pool
 from turnloom.errors import ConfigError
 from turnloom.gateway.admin import session_urls
@@ -276,6 +277,14 @@ class Gateway:
         )
         return SessionHandle(session, key, self.url, self._longest, self._training)
 
+    async def hold(self, mode: PauseMode = "abort", *, pool: str = POLICY, seconds: float | None = None) -> int:
+        """Let no new request through to a pool's engines until `release`; how many still run. `Pool.hold` says what the modes are."""
+        return await self._pool(pool).hold(mode, seconds)
+
+    async def release(self, *, pool: str = POLICY) -> None:
+        """Turns that wait go on, with whatever weights the engines have now."""
+        self._pool(pool).release()
+
     async def session(self, session_id: str) -> Session:
         """The live session: its tree and its samples. Raises NotFound."""
         return await self._running().by_id(session_id)
@@ -283,9 +292,14 @@ class Gateway:
     @property
     def engine(self) -> Pool:
         """The policy's engines, behind the started gateway."""
-        if POLICY not in self._pools:
+        return self._pool(POLICY)
+
+    def _pool(self, name: str) -> Pool:
+        if not self._pools:
             raise ConfigError(_NOT_STARTED)
-        return self._pools[POLICY]
+        if name not in self._pools:
+            raise ConfigError(f"there is no pool {name!r}; there are: {', '.join(self._pools)}")
+        return self._pools[name]
 
     def _running(self) -> Sessions:
         if self._sessions is None:
@@ -332,11 +346,20 @@ class BackgroundGateway:
         """Run a coroutine on the gateway's loop and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def open_session(self, **options: Any) -> BackgroundSession:
-        """Takes what `Gateway.open_session` takes."""
+    def hold(self, mode: PauseMode = "abort", *, pool: str = POLICY, seconds: float | None = None) -> int:
+        return self.call(self._started().hold(mode, pool=pool, seconds=seconds))
+
+    def release(self, *, pool: str = POLICY) -> None:
+        self.call(self._started().release(pool=pool))
+
+    def _started(self) -> Gateway:
         if self._gateway is None:
             raise ConfigError(_NOT_STARTED)
-        return BackgroundSession(self.call(self._gateway.open_session(**options)), self)
+        return self._gateway
+
+    def open_session(self, **options: Any) -> BackgroundSession:
+        """Takes what `Gateway.open_session` takes."""
+        return BackgroundSession(self.call(self._started().open_session(**options)), self)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -10,7 +10,7 @@ import pytest
 from tests.support.gateways import bench, follow, user
 from turnloom.core.unroll import Longest, Overlong
 from turnloom.store.contract import Limits
-from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine
+from turnloom.testing.scripted_engine import Fault, Reply
 from turnloom.testing.tokenizers import qwen_tokenizer
 from turnloom.types import Outcome
 
@@ -245,41 +245,6 @@ async def test_r14_only_generated_messages_carry_a_turn() -> None:
         assert shown == [
             ("user", False), ("assistant", False), ("user", False), ("assistant", True), ("user", False), ("assistant", True),
         ]  # fmt: skip
-
-
-async def test_r15_one_routing_key_per_session() -> None:
-    async with bench(["Hi"] * 3) as b:
-        await b.post(user("a"))
-        await b.post(user("b"))
-        other = await b.gateway.open_session()
-        async with b.http.post(other.base_url + "/v1/messages", json=user("c")) as answer:
-            assert answer.status == 200
-        keys = [h["X-SMG-Routing-Key"] for h in b.engine.headers if "X-SMG-Routing-Key" in h]
-        assert keys[0] == keys[1] != keys[2]
-
-
-async def test_r16_overflow_is_the_dialects_error_and_max_tokens_is_clamped() -> None:
-    engine = ScriptedEngine(["Hi"] * 2, tokenizer=qwen_tokenizer(), end_id=151645, context_length=100)
-    async with bench(engine=engine) as b:
-        assert (await b.post(user("short", max_tokens=5000))).status == 200
-        asked = b.engine.requests[0]
-        assert asked["sampling_params"]["max_new_tokens"] == 100 - len(asked["input_ids"]) - 1
-        long = await b.post(user("word " * 200))
-        assert (long.status, long.body["error"]["type"]) == (400, "invalid_request_error")
-        assert long.body["error"]["message"].startswith("prompt is too long: ")
-        assert len(b.engine.requests) == 1
-        assert len((await b.session()).tree.turns) == 1
-
-
-async def test_r17_ids_in_logprobs_out() -> None:
-    async with bench(["Hi"]) as b:
-        await b.post(user("hi"))
-        (sent,) = b.engine.requests
-        assert all(isinstance(i, int) for i in sent["input_ids"])
-        assert sent["return_logprob"] is True
-        assert sent["stream"] is True
-        assert sent["sampling_params"]["skip_special_tokens"] is False
-        assert sent["sampling_params"]["no_stop_trim"] is True
 
 
 async def test_r25_a_shared_turn_trains_on_the_first_leaf_only() -> None:

@@ -1,4 +1,4 @@
-"""`turnloom doctor`: what a tokenizer's chat template can do, before anything is run with it."""
+"""`turnloom doctor`: what a tokenizer's chat template can do, and what an engine is, before anything is run with them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from turnloom.cli import doctor_engine
 from turnloom.cli.common import ChatTemplateOption, RendererOption, TemplateArgOption, ToolFormatOption, say, template_kwargs
 from turnloom.engine.models import find_model
+from turnloom.errors import ConfigError
 from turnloom.parse.contract import CallEvent, ParserFactory
 from turnloom.parse.formats import AUTO, parser_factory, taught_format
 from turnloom.render.choose import choose_renderer
@@ -22,34 +24,56 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    tokenizer: Annotated[str, typer.Option("--tokenizer", help="A tokenizer's folder, hub id or .gguf file, or local:MODEL.")],
+    tokenizer: Annotated[
+        str | None, typer.Option("--tokenizer", help="A tokenizer's folder, hub id or .gguf file, or local:MODEL.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="An engine's URL; several with commas are looked at as one pool.")] = None,
     chat_template: ChatTemplateOption = None,
     template_arg: TemplateArgOption = None,
     renderer: RendererOption = "auto",
     tool_format: ToolFormatOption = AUTO,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
 ) -> None:
-    """Print a template's profile: what bridges, how turns end, whether calls are read, what becomes of reasoning.
+    """Print a template's profile (what bridges, how turns end, whether calls are read), an engine's, and every trap found.
 
-    Exit code 1 when some way to go on cannot be bridged (such turns are rendered whole and fork), or when a call is not read.
+    Exit code 1 when some way to go on cannot be bridged (such turns are rendered whole and fork), when a call is not read,
+    or when an engine would make a sample wrong or a turn fail.
 
-    Example: `turnloom doctor --tokenizer Qwen/Qwen3-8B`
+    Example: `turnloom doctor --tokenizer Qwen/Qwen3-8B --engine http://127.0.0.1:30000`
     """
-    source = find_model(tokenizer.removeprefix("local:")) if tokenizer.startswith("local:") else tokenizer
-    loaded = load_tokenizer(source, chat_template=chat_template)
+    if tokenizer is None and engine is None:
+        raise ConfigError("nothing to look at: give --tokenizer, --engine, or both")
+    loaded = None if tokenizer is None else _load(tokenizer, chat_template)
+    found: dict[str, Any] = {}
+    told: list[str] = []
+    code = 0
+    if loaded is not None:
+        found, profile = _examine(loaded, template_arg, renderer, tool_format)
+        told, code = _lines(found, profile), int(not (profile.bridgeable and found["calls_read"]))
+    if engine is not None:
+        report = doctor_engine.examine(engine, loaded)
+        told += doctor_engine.lines(report)
+        found = {**doctor_engine.described(report), "template": found or None}
+        code = max(code, doctor_engine.exit_code(report))
+    for line in [json_text.dumps(found, ensure_ascii=False)] if json else told:
+        say(line)
+    if code:
+        raise typer.Exit(code)
+
+
+def _load(name: str, chat_template: str | None) -> HFTokenizer:
+    source = find_model(name.removeprefix("local:")) if name.startswith("local:") else name
+    return load_tokenizer(source, chat_template=chat_template)
+
+
+def _examine(loaded: HFTokenizer, template_arg: list[str] | None, renderer: str, tool_format: str) -> tuple[dict[str, Any], Profile]:
+    """What JSON says of a template, and its profile."""
     chosen = choose_renderer(renderer, loaded, template_kwargs(template_arg))
     as_text = writes_calls_as_text(chosen)
     parser = parser_factory(tool_format, loaded.chat_template, calls_as_text=as_text)
     profile, read = find_profile(chosen, loaded), _reads_calls(chosen, loaded, parser)
     named = taught_format(loaded.chat_template, as_text) if tool_format == AUTO else tool_format
-    described = _described(loaded, profile) | {"tool_format": named, "calls_read": read}
-    if json:
-        say(json_text.dumps(described, ensure_ascii=False))
-    else:
-        for line in _lines(described, profile):
-            say(line)
-    if not (profile.bridgeable and read):
-        raise typer.Exit(1)
+    return _described(loaded, profile) | {"tool_format": named, "calls_read": read}, profile
 
 
 def _reads_calls(renderer: Renderer, tokenizer: HFTokenizer, parser: ParserFactory) -> bool:

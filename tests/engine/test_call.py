@@ -217,6 +217,30 @@ async def test_an_abort_of_an_id_that_nobody_reads_is_told_and_looked_after() ->
         assert server.aborts == [{"rid": "r9"}]
 
 
+async def test_a_stream_that_ends_by_itself_while_it_is_stopped_was_not_stopped() -> None:
+    whole = asyncio.Event()
+
+    async def gate(_: dict[str, Any], sent: int) -> None:
+        if sent == len(OUTPUT) - 1:
+            whole.set()
+
+    async with serving(Reply(ids=OUTPUT, finish="length", chunk=1), gate=gate, obey_aborts=False) as (_, client):
+        trace = Trace()
+        reader = asyncio.create_task(read(client, trace=trace))
+        await whole.wait()
+        assert await client.abort("r1") is AbortOutcome.VERIFIED
+        assert tokens(await reader) == list(OUTPUT)
+        assert trace.aborts == []
+
+
+async def test_a_closed_client_aborts_nothing() -> None:
+    async with serving() as (server, client):
+        await client.capabilities()
+        await client.close()
+        assert await client.abort("r1") is AbortOutcome.FAILED
+        assert server.aborts == []
+
+
 async def test_closing_the_client_stops_what_runs_and_waits_for_it() -> None:
     async with serving(*[STALLED] * 3) as (server, client):
         streams = [sampling(client, f"r{n}") for n in range(3)]

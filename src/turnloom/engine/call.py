@@ -126,7 +126,9 @@ class Calls:
             if self._live.get(rid) is live:
                 del self._live[rid]
             if live.stop is not None:
-                _record(live.stop, trace)
+                # One that came to its own end meanwhile was not stopped.
+                if last is None or (last.finish is not None and last.finish.reason is FinishReason.ABORT):
+                    _record(live.stop, trace)
             elif leave:
                 self.leave(call, rid, trace)
             else:
@@ -142,7 +144,7 @@ class Calls:
 
     async def abort(self, rid: str) -> AbortOutcome:
         """Stop a request by its id alone, whoever reads it: the stream ends as aborted, if need be without the server."""
-        return await asyncio.shield(self._abort(rid))
+        return AbortOutcome.FAILED if self._closed else await asyncio.shield(self._abort(rid))
 
     def _abort(self, rid: str) -> asyncio.Task[AbortOutcome]:
         if (live := self._live.get(rid)) is not None:

@@ -11,17 +11,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk, Engine, PauseMode, Trace
-from turnloom.engine.gate import Gate
+from turnloom.engine.gate import Clock, Gate
 from turnloom.engine.metrics import CONTINUED
 from turnloom.engine.prompts import check_prompt, room
 from turnloom.engine.seam import Seam
 from turnloom.errors import ConfigError, EngineError, EngineOverloaded, EngineUnavailable
-from turnloom.types import Finish, FinishReason, FloatArray, IntArray, Piece, Sampling
+from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, FloatArray, IntArray, Piece, Sampling
 
 log = logging.getLogger("turnloom.engine")
 
@@ -29,6 +30,9 @@ ABORT_SECONDS = 5.0
 """How long a hold waits for aborted requests to come back."""
 
 WHY_CHARS = 200
+_AGAIN = 0.25
+"""Seconds until a request that still runs is told to stop again: it may have been on its way to its engine."""
+
 _REST = 0.5
 _LONGEST_REST = 30.0
 """Seconds that an engine which failed is left alone while there are others; doubled with each failure."""
@@ -37,7 +41,7 @@ _LONGEST_REST = 30.0
 @dataclass(frozen=True, slots=True)
 class Patience:
     """How long a turn goes on with engines that fail: `attempts` more requests in a row without a token, and `seconds` since
-    the last one. Where there is no other engine, the wait before each grows from `pause` seconds to `longest`.
+    the first of these failed. Where there is no other engine, the wait before each grows from `pause` seconds to `longest`.
     """
 
     attempts: int = 8
@@ -58,46 +62,84 @@ class _Budget:
         self.renew()
 
     def renew(self) -> None:
-        """A token came."""
-        self._failed, self._since = 0, self._clock()
+        """A token came, or a hold is over."""
+        self._failed, self._since = 0, 0.0
 
     def wait(self, asked: float | None, *, elsewhere: bool) -> float | None:
-        """Seconds until the next request; None when there is to be none. `asked` is what the engine itself asked for."""
-        own = self._patience
+        """A request failed. Seconds until the next; None when there is to be none. `asked` is what the engine itself asked for."""
+        own, now = self._patience, self._clock()
+        if not self._failed:
+            self._since = now
         self._failed += 1
         pause = 0.0 if elsewhere else max(asked or 0.0, min(own.pause * 2 ** (self._failed - 1), own.longest))
-        spent = self._clock() - self._since + pause
-        return None if self._failed > own.attempts or spent > own.seconds else pause
+        return None if self._failed > own.attempts or now - self._since + pause > own.seconds else pause
 
 
 @dataclass(slots=True)
 class _Member:
     engine: Engine
     failures: int = 0
+    refusals: int = 0
     rests_until: float = 0.0
+
+    def failed(self, now: float) -> None:
+        """All that break at once are one failure."""
+        if self.rests_until <= now:
+            self.failures += 1
+            self.rests_until = now + _rest(self.failures)
+
+    def refused(self, now: float, asked: float | None) -> None:
+        """Busy once, it is asked again; then others are."""
+        self.refusals += 1
+        if self.refusals > 1 and self.rests_until <= now:
+            self.rests_until = now + max(asked or 0.0, _rest(self.refusals - 1))
+
+    def answered(self) -> None:
+        self.failures, self.refusals, self.rests_until = 0, 0, 0.0
+
+
+def _rest(times: int) -> float:
+    return float(min(_REST * 2 ** min(times - 1, 16), _LONGEST_REST))
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One output that is being sampled."""
+
+    rid: str
+    routing_key: str
+    seam: Seam
+    trace: Trace
+    budget: _Budget
+    clock: Clock
+    requests: int = 0
+    stopped: bool = False
+    """Someone asked for its end."""
 
 
 class Pool:
-    """An `Engine` made of `members`, all of one model. Raises ConfigError for none."""
+    """An `Engine` made of `members`, all of one model. Raises ConfigError for none, and for two of one name."""
 
     def __init__(self, members: Sequence[Engine], patience: Patience = PATIENCE) -> None:
         if not members:
             raise ConfigError("a pool needs an engine")
+        names = [engine.name for engine in members]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"an engine is named twice: {', '.join(names)}")
         self._members = [_Member(engine) for engine in members]
         self._patience = patience
         self._found: Capabilities | None = None
+        self._turns: dict[str, _Turn] = {}
+        self._stops: set[asyncio.Task[AbortOutcome]] = set()
         self.gate = Gate()
-        self.name = ",".join(engine.name for engine in members)
+        self.name = ",".join(names)
 
     @property
     def members(self) -> list[Engine]:
         return [m.engine for m in self._members]
 
     async def capabilities(self) -> Capabilities:
-        """Those of all members that answer: the least context, structured output where all have it.
-
-        Raises EngineUnavailable when none answers, ConfigError where two do not fit together.
-        """
+        """What the members have in common; those that are silent are looked at when they are first asked. Cached."""
         if self._found is None:
             told = await asyncio.gather(*(m.engine.capabilities() for m in self._members), return_exceptions=True)
             for failure in told:
@@ -119,60 +161,84 @@ class Pool:
         able = await self.capabilities()
         check_prompt(prompt, able)
         trace = trace or Trace()
-        seam = Seam(prompt, replace(sampling, max_tokens=room(prompt, sampling, able)), trace.end_ids)
+        seam = Seam(prompt, replace(sampling, max_tokens=room(prompt, sampling, able)))
         budget = _Budget(self._patience, asyncio.get_running_loop().time)
-        why, number = "", 0
-        while True:
-            member, number = self._choose(routing_key or rid), number + 1
-            _begin(trace, seam, member.engine.name, why)
-            failure: EngineError | None = None
-            try:
-                async with aclosing(self._attempt(member, seam, f"{rid}{number:04x}", routing_key, trace, budget)) as chunks:
-                    async for chunk in chunks:
-                        if chunk.finish is None or chunk.finish.reason is not FinishReason.ABORT:
-                            yield chunk
-                            if chunk.finish is not None:
-                                return
-                            continue
-                        why = chunk.finish.message or "aborted"
-                        if len(chunk.ids):
-                            yield replace(chunk, finish=None, versions=())
-            except (EngineUnavailable, EngineOverloaded) as error:
-                failure, why = error, str(error)
-            if (last := seam.over()) is not None:
-                yield last
-                return
-            held = self.gate.shut
-            wait = 0.0 if held else budget.wait(getattr(failure, "retry_after", None), elsewhere=self._elsewhere(member, failure))
-            if wait is None or seam.constrained:
-                if failure is not None:
-                    raise failure
-                yield seam.end(Finish(FinishReason.ABORT, message=why))
-                return
-            log.info("turn %s goes on after %d tokens: %s", rid, seam.count, why)
-            CONTINUED.inc()
-            await asyncio.sleep(wait)
+        with self.gate.watch(trace.timer) as clock, self._known(_Turn(rid, routing_key, seam, trace, budget, clock)) as turn:
+            why = ""
+            while True:
+                await self._let_through(turn)
+                member, failure = self._choose(routing_key or rid), None
+                _begin(trace, seam, member.engine.name, why)
+                why = "the stream ended without a finish reason"
+                try:
+                    async with aclosing(self._attempt(member, turn)) as chunks:
+                        async for chunk in chunks:
+                            if chunk.finish is None or chunk.finish.reason is not FinishReason.ABORT:
+                                yield chunk
+                                if chunk.finish is not None:
+                                    return
+                                continue
+                            why = chunk.finish.message or "aborted"
+                            if len(chunk.ids):
+                                yield replace(chunk, finish=None, versions=())
+                except (EngineUnavailable, EngineOverloaded) as error:
+                    failure, why = error, str(error)
+                wait = self._goes_on(turn, member, failure)
+                if wait is None:
+                    if failure is not None and not turn.stopped and seam.over(trace) is None:
+                        raise failure
+                    yield seam.over(trace) or seam.end(Finish(FinishReason.ABORT, message=why))
+                    return
+                log.info("turn %s goes on after %d tokens: %s", rid, seam.count, why)
+                CONTINUED.inc()
+                await asyncio.sleep(wait)
 
-    async def _attempt(
-        self, member: _Member, seam: Seam, rid: str, routing_key: str, trace: Trace, budget: _Budget
-    ) -> AsyncGenerator[Chunk, None]:
+    def _goes_on(self, turn: _Turn, member: _Member, failure: EngineError | None) -> float | None:
+        """Seconds until the next request; None when there is none: the reply is whole, or cannot be gone on with, or patience is over."""
+        if turn.stopped or turn.seam.over(turn.trace) is not None or turn.seam.constrained:
+            return None
+        if self.gate.shut:
+            return 0.0
+        return turn.budget.wait(getattr(failure, "retry_after", None), elsewhere=self._elsewhere(member))
+
+    @contextmanager
+    def _known(self, turn: _Turn) -> Iterator[_Turn]:
+        self._turns[turn.rid] = turn
+        try:
+            yield turn
+        finally:
+            del self._turns[turn.rid]
+
+    async def _let_through(self, turn: _Turn) -> None:
+        if await self.gate.wait(turn.clock):
+            turn.budget.renew()
+
+    async def _attempt(self, member: _Member, turn: _Turn) -> AsyncGenerator[Chunk, None]:
         """One request. Raises what the engine raises; EngineUnavailable as well where the engine is another than the pool's."""
-        loop = asyncio.get_running_loop()
+        clock, seam = asyncio.get_running_loop().time, turn.seam
         try:
             await self._check(member.engine)
+            # Again: the gate may have been shut while the engine was asked, and nothing must come between it and the request.
+            await self._let_through(turn)
+            if turn.stopped:
+                yield _STOPPED
+                return
             seam.open()
-            await self.gate.wait(trace.timer)
+            turn.requests += 1
+            rid = f"{turn.rid}{turn.requests:04x}"
             with self.gate.through(rid, member.engine.name):
-                stream = member.engine.sample(seam.prompt, seam.sampling, rid=rid, routing_key=routing_key, trace=trace)
+                stream = member.engine.sample(seam.prompt, seam.sampling, rid=rid, routing_key=turn.routing_key, trace=turn.trace)
                 async with aclosing(stream) as chunks:  # type: ignore[type-var]
                     async for chunk in chunks:
+                        member.answered()
                         if len(chunk.ids):
-                            budget.renew()
+                            turn.budget.renew()
                         yield seam.add(chunk)
-            member.failures, member.rests_until = 0, 0.0
         except EngineUnavailable:
-            member.failures += 1
-            member.rests_until = loop.time() + min(_REST * 2 ** (member.failures - 1), _LONGEST_REST)
+            member.failed(clock())
+            raise
+        except EngineOverloaded as error:
+            member.refused(clock(), error.retry_after)
             raise
 
     async def _check(self, engine: Engine) -> None:
@@ -183,67 +249,110 @@ class Pool:
         try:
             _together([found, able])
         except ConfigError as error:
+            log.warning("%s is not used: %s", engine.name, error)
             raise EngineUnavailable(f"{engine.name} does not fit its pool: {error}") from error
         if able.context_length < found.context_length:
+            log.warning("%s is not used: its context of %d is less than the pool's", engine.name, able.context_length)
             raise EngineUnavailable(f"{engine.name} has a context of {able.context_length}, its pool one of {found.context_length}")
 
+    def _order(self, key: str) -> list[_Member]:
+        """The session's own order (rendezvous hashing): what joins, leaves or rests changes the place of no other."""
+        return sorted(self._members, key=lambda m: hashlib.blake2b(f"{key}\n{m.engine.name}".encode()).digest())
+
     def _choose(self, key: str) -> _Member:
-        """The session's own engine, or the next in the session's own order where that one rests (rendezvous hashing)."""
-        now = asyncio.get_running_loop().time()
-        order = sorted(self._members, key=lambda m: hashlib.blake2b(f"{key}\n{m.engine.name}".encode()).digest())
+        """The session's own engine, or the next in its order where that one rests; where all rest, the first that is to wake."""
+        now, order = asyncio.get_running_loop().time(), self._order(key)
         return next((m for m in order if m.rests_until <= now), min(order, key=lambda m: m.rests_until))
 
-    def _elsewhere(self, member: _Member, failure: EngineError | None) -> bool:
-        """Whether another engine can take over at once. One that is only busy or has aborted is asked again."""
+    def _elsewhere(self, member: _Member) -> bool:
+        """Whether another engine takes over at once. One that aborted, or is busy for the first time, is asked again."""
         now = asyncio.get_running_loop().time()
-        return isinstance(failure, EngineUnavailable) and any(m is not member and m.rests_until <= now for m in self._members)
+        return member.rests_until > now and any(m.rests_until <= now for m in self._members)
 
     async def abort(self, rid: str) -> AbortOutcome:
-        """Stop the requests of the turn `rid`, or the one request of that id."""
-        live = [(r, name) for r, name in self.gate.running.items() if r.startswith(rid)] if rid else []
+        """Stop the turn `rid`, which then ends as aborted, one that is held as soon as it is let go; or its one request of that id."""
+        turn = self._turns.get(rid)
+        if turn is not None:
+            turn.stopped = True
+        live = [(each, name) for each, name in self.gate.running.items() if rid and each.startswith(rid)]
+        if turn is not None and not live:
+            return AbortOutcome.VERIFIED
         return worst([await self._named(name).abort(each) for each, name in live])
 
     def _named(self, name: str) -> Engine:
         return next(m.engine for m in self._members if m.engine.name == name)
 
     async def hold(self, mode: PauseMode, seconds: float | None = None) -> int:
-        """Let no new request through until `release`. How many still run when it returns.
+        """Let no new request through until `release`. How many still run when it returns, at a release at the latest.
 
-        `abort` stops those that run: their turns go on after the release. `wait` waits for them, for
-        `seconds` at most; `keep` leaves them alone.
+        `abort` stops those that run: their turns go on after the release. `wait` waits for them, both for
+        `seconds` at most. `keep` leaves them alone, and the time of their turns stands still.
         """
         self.gate.close()
         if mode == "abort":
-            running = list(self.gate.running.items())
-            await asyncio.gather(*(self._named(name).abort(rid) for rid, name in running))
-            await self.gate.empty(ABORT_SECONDS if seconds is None else seconds)
+            await self._stop_all(ABORT_SECONDS if seconds is None else seconds)
         elif mode == "wait":
             await self.gate.empty(seconds)
+        else:
+            self.gate.freeze()
         return len(self.gate.running)
+
+    async def _stop_all(self, seconds: float) -> None:
+        """Tell every request that runs to stop, until none does and what came of it is known."""
+        clock = asyncio.get_running_loop().time
+        end, stops = clock() + seconds, set[asyncio.Task[AbortOutcome]]()
+        while self.gate.shut and (self.gate.running or stops):
+            stops |= {asyncio.create_task(self._named(name).abort(rid)) for rid, name in self.gate.running.items()}
+            self._stops |= stops
+            for stop in stops:
+                stop.add_done_callback(self._stops.discard)
+            if (left := end - clock()) <= 0:
+                return
+            stops = (await asyncio.wait(stops, timeout=min(_AGAIN, left)))[1]
+            await self.gate.empty(min(_AGAIN, left))
 
     def release(self) -> None:
         self.gate.open()
 
     async def pause(self, mode: PauseMode) -> None:
-        await asyncio.gather(*(m.engine.pause(mode) for m in self._members))
+        """Every member; then the time of turns stands still, as they do. Raises what the first that cannot raises."""
+        _raise(await asyncio.gather(*(m.engine.pause(mode) for m in self._members), return_exceptions=True))
+        self.gate.freeze()
 
     async def resume(self) -> None:
-        await asyncio.gather(*(m.engine.resume() for m in self._members))
+        """Every member, whatever becomes of the others. Raises what the first that cannot raises."""
+        told = await asyncio.gather(*(m.engine.resume() for m in self._members), return_exceptions=True)
+        self.gate.thaw()
+        _raise(told)
 
     async def prompt_logprobs(self, sequence: IntArray, start: int) -> FloatArray:
         return await self._choose("").engine.prompt_logprobs(sequence, start)
 
     async def health(self) -> bool:
-        """Whether a member is healthy. The first that says so is enough."""
+        """Whether a member is healthy: the first that says so is enough. None is asked while requests are held: they are safe here."""
+        if self.gate.shut:
+            return True
         asked = [asyncio.create_task(m.engine.health()) for m in self._members]
         try:
-            return any([await each for each in asyncio.as_completed(asked)])
+            for each in asyncio.as_completed(asked):
+                if await each:
+                    return True
+            return False
         finally:
-            for each in asked:
-                each.cancel()
+            for task in asked:
+                task.cancel()
 
     async def close(self) -> None:
-        await asyncio.gather(*(m.engine.close() for m in self._members))
+        _raise(await asyncio.gather(*(m.engine.close() for m in self._members), return_exceptions=True))
+
+
+_STOPPED = Chunk(NO_IDS, NO_FLOATS, Finish(FinishReason.ABORT, message="stopped"))
+
+
+def _raise(told: Sequence[BaseException | None]) -> None:
+    for failure in told:
+        if failure is not None:
+            raise failure
 
 
 def _begin(trace: Trace, seam: Seam, engine: str, why: str) -> None:
@@ -254,14 +363,15 @@ def _begin(trace: Trace, seam: Seam, engine: str, why: str) -> None:
 
 
 def _together(able: Sequence[Capabilities]) -> Capabilities:
-    """Raises ConfigError where engines cannot take turns in one output."""
-    first = able[0]
-    for other in able[1:]:
-        for field in ("vocab_size", "logprob_convention"):
-            here, there = getattr(first, field), getattr(other, field)
-            if here != there:
-                raise ConfigError(f"engines of one pool differ in {field}: {here} and {there}; give each model a pool of its own")
-    return replace(first, context_length=min(a.context_length for a in able), structured=all(a.structured for a in able))
+    """What holds of all; what one does not say may be as another says. Raises ConfigError where they cannot take turns in one output."""
+    known: dict[str, Any] = {}
+    for name in ("vocab_size", "logprob_convention"):
+        said = list(dict.fromkeys(value for each in able if (value := getattr(each, name)) is not None))
+        if len(said) > 1:
+            raise ConfigError(f"engines of one pool differ in {name}: {said[0]} and {said[1]}; give each model a pool of its own")
+        known[name] = said[0] if said else None
+    context, structured = min(a.context_length for a in able), all(a.structured for a in able)
+    return replace(able[0], context_length=context, structured=structured, **known)
 
 
 def worst(outcomes: Sequence[AbortOutcome]) -> AbortOutcome:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 
-from turnloom.engine.contract import Chunk
+from turnloom.engine.contract import Chunk, Trace
 from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, IntArray, Sampling, VersionSpan, ids
 
 _SEED_END = 2**63
@@ -21,15 +20,16 @@ class Seam:
     of one that ended, its own spans count.
     """
 
-    def __init__(self, prompt: IntArray, sampling: Sampling, end_ids: Collection[int] = ()) -> None:
+    def __init__(self, prompt: IntArray, sampling: Sampling) -> None:
         if sampling.max_tokens is None:
             raise ValueError("what may be sampled in all must be known")
         self._prompt = prompt
         self._sampling = sampling
         self._most = sampling.max_tokens
-        self._end_ids = frozenset(end_ids)
         self._ids: list[IntArray] = []
-        self._spans: list[VersionSpan] = []
+        self._before: list[VersionSpan] = []
+        self._own: list[VersionSpan] = []
+        """The spans of earlier requests, and of the one that runs."""
         self._start = 0
         self._last: int | None = None
         self.count = 0
@@ -53,39 +53,40 @@ class Seam:
 
     def open(self) -> None:
         """A new request begins."""
-        self._start = self.count
+        self._before, self._own, self._start = [*self._before, *self._own], [], self.count
 
     def add(self, chunk: Chunk) -> Chunk:
-        """The chunk as one of the whole output: its spans over all tokens, on the last one."""
+        """The chunk as one of the whole output: its spans over all tokens, on the last one; cached tokens are those of the first prompt."""
         start = self.count
         if len(chunk.ids):
             self._ids.append(chunk.ids)
             self._last = int(chunk.ids[-1])
             self.count += len(chunk.ids)
-            self._name(chunk.version, start)
+            if chunk.version is not None:
+                self._own.append(VersionSpan(chunk.version, start, self.count))
         if chunk.versions:
-            self._spans = [s for s in self._spans if s.end <= self._start]
-            for span in chunk.versions:
-                self._join(VersionSpan(span.version, span.start + self._start, span.end + self._start))
-        return replace(chunk, versions=tuple(self._spans) if chunk.finish is not None else ())
+            self._own = [VersionSpan(s.version, s.start + self._start, s.end + self._start) for s in chunk.versions]
+        cached = 0 if self._start else chunk.cached_tokens
+        return replace(chunk, cached_tokens=cached, versions=self._spans() if chunk.finish is not None else ())
 
-    def _name(self, version: str | None, start: int) -> None:
-        if version is not None:
-            self._join(VersionSpan(version, start, self.count))
+    def _spans(self) -> tuple[VersionSpan, ...]:
+        joined: list[VersionSpan] = []
+        for span in (*self._before, *self._own):
+            if joined and joined[-1].version == span.version and joined[-1].end == span.start:
+                span = VersionSpan(span.version, joined.pop().start, span.end)
+            if span.end > span.start:
+                joined.append(span)
+        return tuple(joined)
 
-    def _join(self, span: VersionSpan) -> None:
-        before = self._spans[-1] if self._spans else None
-        if before is not None and before.version == span.version and before.end == span.start:
-            span = VersionSpan(span.version, self._spans.pop().start, span.end)
-        if span.end > span.start:
-            self._spans.append(span)
-
-    def over(self) -> Chunk | None:
-        """The last chunk, where an output that broke off was complete: its last token ends a reply, or it was the last allowed."""
-        if self._last is not None and self._last in self._end_ids:
+    def over(self, trace: Trace) -> Chunk | None:
+        """The last chunk, where an output that broke off was complete: its last token ends a reply, or was the last allowed,
+        or its reader says so."""
+        if self._last is not None and self._last in trace.end_ids:
             return self.end(Finish(FinishReason.STOP, matched=self._last))
+        if trace.complete:
+            return self.end(Finish(FinishReason.STOP))
         return self.end(Finish(FinishReason.LENGTH)) if self.count >= self._most else None
 
     def end(self, finish: Finish) -> Chunk:
         """A last chunk without tokens."""
-        return Chunk(NO_IDS, NO_FLOATS, finish, tuple(self._spans))
+        return Chunk(NO_IDS, NO_FLOATS, finish, self._spans())

@@ -44,11 +44,16 @@ class Engines:
         return _state(pool)
 
     async def resume(self, body: ResumeBody) -> dict[str, Any]:
-        """Let the servers go on, where they were told to pause, then the gateway's requests."""
+        """Let the servers go on, where they were told to pause, then the gateway's requests.
+
+        Raises EngineError where a server cannot be told; the requests go on all the same, with those that can.
+        """
         pool = self._pool(body.pool)
-        if body.engines:
-            await pool.resume()
-        pool.release()
+        try:
+            if body.engines:
+                await pool.resume()
+        finally:
+            pool.release()
         return _state(pool)
 
     async def list(self) -> dict[str, Any]:

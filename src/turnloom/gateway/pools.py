@@ -58,12 +58,17 @@ def read_route(words: str) -> Route:
 
 
 def read_routes(words: Sequence[str], pools: Collection[str]) -> tuple[Route, ...]:
-    """In the order given; then, for each pool that no route names, the requests whose label is its name. Raises ConfigError."""
+    """In the order given; then, for each pool that no route names, the requests whose label is its name.
+
+    Raises ConfigError, also for a pool called `main` without a route: the task itself would never be the policy's.
+    """
     routes = [read_route(each) for each in words]
     for route in routes:
         if route.pool not in pools:
             raise ConfigError(f"there is no pool {route.pool!r} to route to; there are: {', '.join(sorted(pools))}")
     named = {route.pool for route in routes} | {POLICY}
+    if MAIN in pools and MAIN not in named:
+        raise ConfigError(f"a pool called {MAIN!r} would take the task itself from the policy; name it otherwise, or give it a route")
     return (*routes, *(Route(pool, "label", pool) for pool in pools if pool not in named))
 
 
@@ -93,9 +98,6 @@ async def open_pool(spec: Spec, patience: Patience) -> Pool:
     try:
         for url in spec.split(","):
             opened.append(await open_engine(url.strip()))
-        names = [engine.name for engine in opened]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"an engine is named twice in {spec!r}")
         return Pool(opened, patience)
     except BaseException:
         for engine in opened:

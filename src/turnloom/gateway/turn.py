@@ -81,6 +81,7 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
                     async for chunk in chunks:
                         for event in output.feed(chunk):
                             await out.event(event)
+                        trace.complete = output.stopped
                         if output.surplus and output.stopped:
                             break
             for event in output.close():

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from turnloom.engine.contract import AbortOutcome, Chunk, Trace
 from turnloom.engine.vllm import Route, VLLMEngine
-from turnloom.engine.vllm_stop import read_load
+from turnloom.engine.vllm_stop import Requests, read_load
 from turnloom.errors import EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.testing.scripted_reply import Fault, Reply, logprob_at
 from turnloom.testing.scripted_vllm import ScriptedVLLM
@@ -148,6 +148,8 @@ async def test_a_prompt_that_cannot_be_right_never_leaves(prompt: list[int]) -> 
             _ = [chunk async for chunk in client.sample(ids(prompt), Sampling(), rid=RID)]
         with pytest.raises(EngineRejected):
             await client.prompt_logprobs(ids([1, 2, 30_000]), 1)
+        with pytest.raises(EngineRejected, match=r"40 tokens.* 40"):
+            await client.prompt_logprobs(ids([1] * 40), 1)
         assert server.requests == []
 
 
@@ -238,6 +240,13 @@ async def test_a_server_that_forgets_the_id_is_looked_at_until_it_is_idle() -> N
 async def test_a_load_that_does_not_say_so_proves_nothing(metrics: str) -> None:
     async with serving(Reply(ids=OUTPUT, chunk=1, fault=Fault.STALL), obey_aborts=False, metrics=metrics) as (_, client):
         assert await leave_after_one(client, Trace()) is AbortOutcome.UNVERIFIED
+
+
+async def test_one_look_at_the_load_serves_all_who_ask_before_it_begins() -> None:
+    async with serving() as (server, client):
+        requests = Requests(client._http)
+        assert await asyncio.gather(*(requests.load() for _ in range(20))) == [0] * 20
+        assert server.looks == 2, "one for who asks first, and one for all who ask while it is under way"
 
 
 @both_routes

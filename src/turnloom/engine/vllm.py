@@ -107,7 +107,8 @@ class VLLMEngine:
         if not 1 <= start <= len(sequence):
             raise ValueError(f"start {start} is not within 1..{len(sequence)}")
         able, route = await self._find()
-        # Of its ids alone: what the context holds, and one token more is sampled in any case, the server judges.
+        if len(sequence) >= able.context_length:
+            raise EngineRejected(f"{len(sequence)} tokens, and one more that vLLM samples, are beyond the context of {able.context_length}")
         check_prompt(sequence, replace(able, context_length=len(sequence) + 2))
         rid = uuid.uuid4().hex
         said = await self._calls.ask(PATHS[route], prefill_body(route, sequence, able, rid), rid)

@@ -37,6 +37,7 @@ class Requests:
     def __init__(self, http: EngineHTTP) -> None:
         self._http = http
         self._paths: tuple[str, ...] = _PATHS
+        self._look: asyncio.Task[int | None] | None = None
 
     async def tell(self, rid: str) -> bool:
         """True also where there is no such call: the closed connection, which follows, is what stops it there."""
@@ -59,6 +60,9 @@ class Requests:
 
     async def gone(self, rid: str) -> AbortOutcome:
         """Nothing running or waiting is proof. Others' requests may be what is left, so a busy server proves nothing."""
+        await asyncio.sleep(_CHECKS[0])
+        # A request that was still on its way is there to be told by now.
+        await self.tell(rid)
         for pause in _CHECKS:
             await asyncio.sleep(pause)
             load = await self.load()
@@ -66,12 +70,21 @@ class Requests:
                 return AbortOutcome.UNVERIFIED
             if not load:
                 return AbortOutcome.VERIFIED
-            # A request that was still on its way is there to be told by now.
-            await self.tell(rid)
         return AbortOutcome.UNVERIFIED
 
     async def load(self) -> int | None:
-        """Requests running and waiting, over all engines of the server; None when it does not say (`--disable-log-stats`)."""
+        """Requests running and waiting, over all engines of the server; None when it does not say (`--disable-log-stats`).
+
+        One look serves all who ask before it begins: many aborts at once must not be a load of their own.
+        """
+        if (before := self._look) is not None:
+            await asyncio.wait({before})
+        look = self._look
+        if look is None or look is before:
+            look = self._look = asyncio.create_task(self._load())
+        return await asyncio.shield(look)
+
+    async def _load(self) -> int | None:
         try:
             async with self._http.session.get(f"{self._http.url}/metrics") as response:
                 response.raise_for_status()

@@ -54,6 +54,8 @@ class ScriptedVLLM:
         self.headers: list[Mapping[str, str]] = []
         self.aborts: list[tuple[str, list[str]]] = []
         self.pauses: list[str] = []
+        self.looks = 0
+        """At the metrics."""
         self.url = ""
         self._live: dict[str, asyncio.Event] = {}
         self._runner: web.AppRunner | None = None
@@ -103,6 +105,7 @@ class ScriptedVLLM:
         return web.json_response({"weight_version": self.weight_version})
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        self.looks += 1
         gauges = f'vllm:num_requests_running{{engine="0"}} {len(self._live)}.0\nvllm:num_requests_waiting{{engine="0"}} 0.0\n'
         return web.Response(text=gauges if self.metrics is None else self.metrics)
 

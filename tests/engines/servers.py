@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -17,17 +18,18 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.engines.checkpoint import checkpoint
 from tests.engines.setup import SGLANG, STUBS, VLLM, python_of
+from turnloom.engine.models import cache_dir
 
 _TAIL = 6000
 _STOP = 10.0
-_START = 300.0
+_START = 600.0
 """Seconds. Alone on two processors an engine is up within half a minute; with others beside it this takes several times as long."""
 
 
@@ -65,6 +67,10 @@ class Server:
 
     def start(self) -> None:
         """Returns when it is healthy. Raises StartFailed."""
+        start_all([self])
+
+    def launch(self) -> None:
+        """`start`, without waiting for other starts on this machine."""
         self.stop()
         descriptor, path = tempfile.mkstemp(prefix=f"turnloom-{self.name}-")
         self._log = Path(path)
@@ -73,7 +79,7 @@ class Server:
                 self._argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         # Reads until the other end of its input is closed, which the end of this process does too.
-        kill = f"read -r _; kill -9 -- -{self._process.pid}"
+        kill = f"read -r _; kill -s KILL -- -{self._process.pid}"
         self._watchdog = subprocess.Popen(
             ["sh", "-c", kill], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -201,13 +207,23 @@ def post(url: str, path: str, body: Mapping[str, Any], *, timeout: float = 60) -
 
 
 def start_all(servers: Sequence[Server]) -> None:
-    """At once. The first failure is raised after every server is stopped."""
+    """At once, when no other run of this machine starts any. The first failure is raised after every server is stopped."""
     try:
-        with ThreadPoolExecutor(max(1, len(servers))) as pool:
-            list(pool.map(Server.start, servers))
+        with _turn(), ThreadPoolExecutor(max(1, len(servers))) as pool:
+            list(pool.map(Server.launch, servers))
     except BaseException:
         stop_all(servers)
         raise
+
+
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    """A start keeps every processor busy: several at a time would all take too long."""
+    path = cache_dir() / "engines" / ".start.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def stop_all(servers: Sequence[Server]) -> None:

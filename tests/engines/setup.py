@@ -108,7 +108,7 @@ def _make(environment: Environment, say: Callable[[str], object]) -> None:
     _run([sys.executable, "-m", "venv", str(folder)], say)
     for what, words in environment.steps:
         say(f"==> {environment.name} {environment.version}: {what}")
-        command, *rest = words
+        command, *rest = [str(HERE / word) if word.endswith(".txt") else word for word in words]
         options = ["--progress-bar", "off"] if command == "install" else []
         _run([str(environment.python), "-m", "pip", "--no-input", "--disable-pip-version-check", command, *options, *rest], say)
     (folder / ".complete").write_text(environment.recipe(), "utf-8")
@@ -119,7 +119,7 @@ def _run(argv: list[str], say: Callable[[str], object]) -> None:
     """Says the packages as they come. Raises SetupFailed with the end of the output."""
     last: deque[str] = deque(maxlen=15)
     with subprocess.Popen(
-        argv, cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -213,13 +213,13 @@ async def test_nothing_but_the_sampling_shapes_the_distribution() -> None:
 
 
 async def test_a_seed_gives_each_request_of_a_turn_another_draw_and_again_the_same() -> None:
-    fake = FakeServer([10, 11, 12])
+    fake = FakeServer([10, 11, 12, 13, 14, 15, 16])
     async with serving(fake) as engine:
         await sample(engine, Sampling(seed=4))
         await sample(engine, Sampling(seed=4))
-    seeds = [body["seed"] for body in fake.bodies if not body["stream"]]
-    assert seeds[:2] == seeds[2:]
-    assert seeds[0] != seeds[1]
+    asked = [(body["seed"], len(body["prompt"]), body["n_predict"]) for body in fake.bodies if not body["stream"]]
+    assert asked[:3] == asked[3:]
+    assert len({seed for seed, _, _ in asked}) == 3
 
 
 async def test_max_tokens_ends_with_length_and_is_clamped_to_the_context() -> None:
@@ -439,6 +439,30 @@ async def test_an_abort_by_id_of_a_running_prefill_ends_it() -> None:
         assert await engine.abort("mine") is AbortOutcome.VERIFIED
         chunks = await reading
     assert [(len(c.ids), c.finish and c.finish.reason) for c in chunks] == [(0, FinishReason.ABORT)]
+
+
+async def test_an_abort_by_id_reaches_a_turn_that_waits_for_its_slot() -> None:
+    fake = FakeServer([10, 11, 12], slots=1)
+    async with serving(fake) as engine:
+        async with aclosing(engine.sample(ids(PROMPT), Sampling(), rid="first")) as stream:  # type: ignore[type-var]
+            await anext(stream)
+            waiting = asyncio.create_task(sample(engine, rid="mine"))
+            while "mine" not in engine._live:
+                await asyncio.sleep(0)
+            assert await engine.abort("mine") is AbortOutcome.VERIFIED
+            (chunk,) = await waiting
+        assert chunk.finish is not None
+        assert chunk.finish.reason is FinishReason.ABORT
+        assert fake.slices == 1
+        assert joined(await sample(engine))[0] == [10, 11, 12, END], "the slot was not lost"
+
+
+async def test_a_reader_that_stops_at_the_last_chunk_holds_no_slot() -> None:
+    async with serving(FakeServer([10], slots=1)) as engine:
+        stream = engine.sample(ids(PROMPT), Sampling(), rid="a")
+        while (await anext(stream)).finish is None:
+            pass
+        assert joined(await sample(engine, rid="b"))[0] == [10, END]
 
 
 async def test_a_live_request_id_is_not_taken_twice() -> None:

@@ -144,23 +144,26 @@ class Completions:
         cached = timings.get("cache_n") if isinstance(timings, dict) else None
         return cached if isinstance(cached, int) else 0
 
-    async def sample(self, slot: int, ids: Sequence[int], policy: Policy, seed: int, count: int = 1) -> list[Step]:
-        """Sample up to `count` tokens after `ids`, at least one. The draws depend on `seed` and the position alone.
+    async def sample(self, slot: int, ids: Sequence[int], policy: Policy, seed: int, count: int = 1) -> tuple[list[Step], float]:
+        """Sample up to `count` tokens after `ids`, at least one; also the seconds that the server worked on them, as it says.
 
-        Goes on at the server when cancelled, for `count` tokens at most.
+        The draws depend on `seed`, the position and `count` alone.
+
+        It goes on at the server when cancelled, for `count` tokens at most.
         """
         before = list(ids)
         shape = {"temperature": policy.temperature, "top_k": policy.top_k, "top_p": policy.top_p, "min_p": policy.min_p}
         answer = await self._ask(slot, before, n_predict=count, seed=draw(seed, len(before)), **shape)
         tokens, logprobs = read_tokens(answer, count, self._id_end)
         self._evaluated[slot] = before + tokens[:-1]
+        seconds = _seconds(answer)
         steps = []
         for place, (token, value) in enumerate(zip(tokens, logprobs, strict=True)):
             end = place == len(tokens) - 1 and answer.get("stop_type") == "eos"
             if value is None:
                 value = await self._look_up(slot, before + tokens[:place], token)
             steps.append(Step(token, value, end))
-        return steps
+        return steps, seconds
 
     async def logprob(self, slot: int, ids: Sequence[int], token: int) -> float:
         """The logprob of `token` after `ids`: it is made certain, and its logprob is the unbiased one."""
@@ -268,6 +271,13 @@ def _body(slot: int, prompt: list[int], **more: Any) -> dict[str, Any]:
         "response_fields": _FIELDS,
     }
     return base | _NEUTRAL | more
+
+
+def _seconds(answer: Mapping[str, Any]) -> float:
+    """The time of the first token, which counts as prompt, and of the others; 0 where the server does not say."""
+    timings = answer.get("timings")
+    parts = [timings.get(name) for name in ("prompt_ms", "predicted_ms")] if isinstance(timings, dict) else []
+    return sum(part for part in parts if isinstance(part, int | float)) / 1000
 
 
 def _places(wanted: Sequence[int], tokens: Sequence[int]) -> list[int]:

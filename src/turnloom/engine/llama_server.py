@@ -34,10 +34,13 @@ BUDGET = 5.0
 _CHECKS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Seconds before each look at the slots."""
 
-SLICE_SECONDS = 0.2
-"""How long a slice may decode: what an abort waits for at most, and how often a reader sees new tokens."""
+SLICE_SECONDS = 0.05
+"""How long a slice may decode: what an abort waits for, and how often a reader sees new tokens."""
 
 SLICE_TOKENS = 32
+
+SEEDED_TOKENS = 4
+"""A slice begins its own draws, so with a seed its length must not depend on the clock."""
 
 T = TypeVar("T")
 
@@ -48,14 +51,14 @@ class _Aborted(Exception):
 
 @dataclass(slots=True)
 class _Flight:
-    """A turn that holds a slot. `doing` is its request that the server may still work on, None between two.
+    """A turn, with its slot as soon as it has one. `doing` is its request that the server may still work on, None between two.
 
     A streamed one stops when its connection closes, and `mark` is its seed: it shapes nothing, and tells it from others in `/slots`.
     """
 
-    slot: int
-    seed: int
     whole: list[int]
+    seed: int = 0
+    slot: int = -1
     mark: int = field(default_factory=lambda: secrets.randbits(31))
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     doing: asyncio.Task[Any] | None = None
@@ -127,24 +130,19 @@ class LlamaServerEngine:
             raise EngineRejected("a llama.cpp server cannot hold a reply to a JSON schema: its grammar would begin anew in every slice")
         if rid in self._live:
             raise EngineRejected(f"the request id {rid} is in use")
-        flight = await self._take(slots, prompt.tolist(), sampling.seed)
-        self._live[rid] = flight
-        left = True
+        flight = self._live[rid] = _Flight(prompt.tolist(), secrets.randbits(64) if sampling.seed is None else sampling.seed)
+        last, left = Chunk(NO_IDS, NO_FLOATS, Finish(FinishReason.LENGTH)), True
         try:
-            last = Chunk(NO_IDS, NO_FLOATS, Finish(FinishReason.LENGTH))
+            await self._take(slots, flight)
             cached = await flight.run(completions.prefill(flight.slot, flight.whole, flight.mark), streamed=True)
             async with aclosing(_slices(flight, completions, sampling, room(prompt, sampling, able))) as slices:
                 async for steps, finish in slices:
-                    chunk = Chunk(ids(s.id for s in steps), floats(s.logprob for s in steps), finish, cached_tokens=cached)
+                    last = Chunk(ids(s.id for s in steps), floats(s.logprob for s in steps), finish, cached_tokens=cached)
                     if finish is None:
-                        yield chunk
-                    else:
-                        last = chunk
+                        yield last
             left = False
-            yield last
         except _Aborted:
-            trace = None
-            yield Chunk(NO_IDS, NO_FLOATS, Finish(FinishReason.ABORT, message="aborted"))
+            trace, last = None, Chunk(NO_IDS, NO_FLOATS, Finish(FinishReason.ABORT, message="aborted"))
         except EngineError as error:
             if isinstance(error, EngineProtocol):
                 PROTOCOL_ERRORS.inc()
@@ -153,6 +151,7 @@ class LlamaServerEngine:
         finally:
             del self._live[rid]
             self._let_go(slots, flight, trace, left=left)
+        yield last
 
     async def abort(self, rid: str) -> AbortOutcome:
         """A request that this client does not have is not decoding: no other names its requests so."""
@@ -175,8 +174,9 @@ class LlamaServerEngine:
         able, completions, slots = await self._find()
         check_prompt(sequence, able)
         whole = sequence.tolist()
-        flight = await self._take(slots, whole[:start], None)
+        flight = _Flight(whole[:start])
         try:
+            await self._take(slots, flight)
             await flight.run(completions.prefill(flight.slot, flight.whole, flight.mark), streamed=True)
             found = []
             for position in range(start, len(whole)):
@@ -194,27 +194,40 @@ class LlamaServerEngine:
             await asyncio.wait(self._leaving)
         await self._http.close()
 
-    async def _take(self, slots: Slots, whole: list[int], seed: int | None) -> _Flight:
-        """Waits for a slot, as long as an answer may take. Raises EngineOverloaded."""
+    async def _take(self, slots: Slots, flight: _Flight) -> None:
+        """Waits for a slot, as long as an answer may take. Raises EngineOverloaded, and _Aborted."""
         looked = await look_at_slots(self._http) or []
+        acquiring = asyncio.create_task(slots.acquire(flight.whole, {state.id for state in looked if state.processing}))
+        aborted = asyncio.create_task(flight.aborted.wait())
         try:
-            async with asyncio.timeout(self._idle_timeout):
-                slot = await slots.acquire(whole, {state.id for state in looked if state.processing})
-        except TimeoutError as error:
-            raise EngineOverloaded(f"all slots of {self.name} were busy for {self._idle_timeout:.0f} s") from error
-        return _Flight(slot, secrets.randbits(64) if seed is None else seed, whole)
+            await asyncio.wait({acquiring, aborted}, timeout=self._idle_timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            aborted.cancel()
+            if acquiring.done():
+                flight.slot = acquiring.result()
+            else:
+                acquiring.cancel()
+        if flight.aborted.is_set():
+            raise _Aborted
+        if flight.slot < 0:
+            raise EngineOverloaded(f"all slots of {self.name} were busy for {self._idle_timeout:.0f} s")
 
     def _let_go(self, slots: Slots, flight: _Flight, trace: Trace | None, *, left: bool) -> None:
         """Frees a turn's slot. `left` says that it was not at its end: then its work is seen out first, which goes on by itself."""
+
+        def release() -> None:
+            if flight.slot >= 0:
+                slots.release(flight.slot, flight.whole)
+
         if not left:
-            slots.release(flight.slot, flight.whole)
+            release()
             return
 
         async def leave() -> AbortOutcome:
             try:
                 outcome = await self._see_out(flight)
             finally:
-                slots.release(flight.slot, flight.whole)
+                release()
             ABORTS.labels(outcome.value).inc()
             return outcome
 
@@ -313,9 +326,12 @@ async def _slices(
     while left > 0:
         began = time.monotonic()
         work = completions.sample(flight.slot, flight.whole, policy, flight.seed, min(count, left))
-        steps = await flight.run(work)
-        pace = (time.monotonic() - began) / len(steps)
-        count = max(1, min(SLICE_TOKENS, int(SLICE_SECONDS / pace))) if pace else SLICE_TOKENS
+        steps, decoding = await flight.run(work)
+        # What a slice costs beside its tokens grows with the prompt. It shall not be more than the tokens cost.
+        beside = time.monotonic() - began - decoding
+        count = max(1, min(SLICE_TOKENS, int(max(SLICE_SECONDS, beside) * len(steps) / max(decoding, 1e-4))))
+        if sampling.seed is not None:
+            count = SEEDED_TOKENS
         left -= len(steps)
         flight.whole += [step.id for step in steps]
         if steps[-1].end:

@@ -70,7 +70,8 @@ class LlamaCpp:
 
     async def step(self, slot: int, ids: Sequence[int], policy: Policy, seed: int) -> Step:
         """Sample the token after `ids`. The draw depends on `seed` and the position alone."""
-        return (await self._completions.sample(slot, ids, policy, seed))[0]
+        steps, _ = await self._completions.sample(slot, ids, policy, seed)
+        return steps[0]
 
     async def logprob(self, slot: int, ids: Sequence[int], token: int) -> float:
         """The logprob of `token` after `ids`."""

@@ -105,6 +105,18 @@ async def test_a_prompt_beyond_the_context_is_refused_before_it_is_sent() -> Non
         assert server.requests == []
 
 
+async def test_the_context_is_what_prompts_fit_into() -> None:
+    """A prompt that is let through must be one that SGLang takes: it refuses those of its last few tokens."""
+    async with serving(REPLY, context_length=30) as (server, client):
+        server.input_limit = 24
+        assert (await client.capabilities()).context_length == 25
+        for length, sent in [(23, 1), (24, 1)]:
+            with contextlib.suppress(EngineRejected):
+                _ = [chunk async for chunk in client.sample(ids(range(length)), Sampling(), rid=f"r{length}")]
+            assert len(server.requests) == sent
+        assert server.requests[0]["sampling_params"]["max_new_tokens"] == 1
+
+
 @pytest.mark.parametrize("prompt", [[], [5, 30_000]])
 async def test_ids_outside_the_vocabulary_never_leave(prompt: list[int]) -> None:
     async with serving(REPLY, vocab_size=30_000) as (server, client):

@@ -100,6 +100,19 @@ async def test_a_forgetful_server_goes_on_for_a_client_that_has_gone(http: aioht
         await engine.wait_running(0)
 
 
+async def test_an_abort_of_a_live_id_takes_every_id_that_begins_with_it(http: aiohttp.ClientSession) -> None:
+    async with ScriptedEngine([STALLED] * 3) as engine:
+        tasks = [asyncio.create_task(generate(http, engine.url, rid)) for rid in ("ab", "abc", "b")]
+        await engine.wait_running(3)
+        await tell(http, engine.url, "/abort_request", rid="a")
+        assert engine.running == 3
+        await tell(http, engine.url, "/abort_request", rid="ab")
+        await engine.wait_running(1)
+        assert not tasks[2].done()
+        engine.release()
+        await asyncio.gather(*tasks)
+
+
 async def test_a_killed_server_comes_back_where_it_was(http: aiohttp.ClientSession) -> None:
     async with ScriptedEngine([STALLED, Reply(ids=(5,), finish="length")]) as engine:
         task = asyncio.create_task(generate(http, engine.url))

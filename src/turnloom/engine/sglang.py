@@ -169,11 +169,17 @@ class SGLangEngine:
         )
 
     async def _find_server(self) -> tuple[int, bool]:
-        """The least that the server, or a worker behind it, says of its context and its memory; whether it has a grammar backend."""
+        """The least that the server, or a worker behind it, says of its context and its memory; whether it has a grammar backend.
+
+        SGLang takes prompts up to six tokens short of its context only, and says so as `max_req_input_len`,
+        the first length it refuses. A context that prompts fit into is what is told here.
+        """
         for base in dict.fromkeys([self.url, *await self._workers.find()]):
             server = await self._http.info("/server_info", "/get_server_info", base=base, needed=False)
             said = [server.get("context_length"), server.get("max_total_num_tokens")]
             listed = (await self._http.info("/v1/models", base=base, needed=False)).get("data")
+            if isinstance(first_refused := server.get("max_req_input_len"), int):
+                said.append(first_refused + 1)
             said += [entry.get("max_model_len") for entry in listed or () if isinstance(entry, dict)][:1]
             if lengths := [self._context_length] if self._context_length else [n for n in said if isinstance(n, int) and n > 0]:
                 return min(lengths), server.get("grammar_backend") not in (None, "none")

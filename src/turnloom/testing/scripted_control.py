@@ -55,6 +55,8 @@ class Controls:
         self.obey_aborts = obey_aborts
         self.abort_endpoint = workers is None
         """False answers `/abort_request` with 404, as a router does."""
+        self.input_limit: int | None = None
+        """The first length of a prompt that the server says it refuses."""
         self.load_floor = 0
         """Requests that the loads never fall below."""
         self.slow: dict[str, float] = {}
@@ -129,7 +131,10 @@ class Controls:
         return web.json_response(info)
 
     async def _server_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"context_length": self.context_length, "grammar_backend": self.grammar_backend, "version": "scripted"})
+        said: dict[str, Any] = {"context_length": self.context_length, "grammar_backend": self.grammar_backend, "version": "scripted"}
+        if self.input_limit is not None:
+            said["max_req_input_len"] = self.input_limit
+        return web.json_response(said)
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self.model, "max_model_len": self.context_length}]})
@@ -158,9 +163,11 @@ class Controls:
         return web.Response()
 
     def _stop(self, rid: str = "", *, everything: bool = False) -> None:
-        for live in self.live:
-            if not live.held and not live.forgotten and (everything or live.rid == rid):
-                live.aborted.set()
+        """A live id stops every request whose own begins with it; one that is not live stops nothing."""
+        if everything or self.named(rid) is not None:
+            for live in self.live:
+                if not live.held and not live.forgotten and live.rid.startswith(rid):
+                    live.aborted.set()
 
     async def _pause(self, request: web.Request) -> web.Response:
         self._pause_mode = (await request.json()).get("mode", "abort")

@@ -104,6 +104,6 @@ def _figures(p: Profile) -> Iterator[tuple[str, str]]:
     yield "weights", p.weight_version or "not said"
     yield "JSON schemas", "yes" if p.structured else "no"
     if p.router:
-        yield "routing keys", {True: f"sticky, {p.keys} keys on {p.places} workers", False: "not sticky", None: "not measured"}[p.sticky]
+        yield "routing keys", "not measured" if p.keys_moved is None else f"{p.keys} on {p.places} workers, {p.keys_moved} of them moved"
     yield "health", {True: "answers", False: "does not answer", None: "not measured"}[p.health]
     yield "key", {True: "needed, and given", False: "none needed", None: "not measured"}[p.key_needed]

@@ -46,6 +46,7 @@ _SHORT = 24
 _HOT = 2.0
 _DRAWS = 8
 _KEYS = 6
+_PROMPTS = 3
 _MOST_WORKERS = 8
 _BURST = 0.001
 _WARM = 4
@@ -248,15 +249,17 @@ class Probe:
                 return
 
     async def _disconnect(self) -> None:
-        rid = uuid.uuid4().hex
+        rid, prompt, kind = uuid.uuid4().hex, self._prompt(16), self._known
+        most = min(raw.LONG[kind], self.profile.context_length - len(prompt) - 1)
+        asked = self._http, kind, self.profile.model, prompt.tolist(), rid, most
+        stops: bool | None = None
         try:
-            found = await raw.leave(self._http, self._known, self.profile.model, self._prompt(16).tolist(), rid, self._key, self._bases)
-        except BaseException:
-            await self.engine.abort(rid)
-            raise
-        if found.stops is not True:
-            await self.engine.abort(rid)
-        self._note(style=found.style, load_readable=found.readable, disconnect_stops=found.stops, disconnect_seconds=found.seconds)
+            found = await raw.leave(*asked, key=self._key, workers=self._bases)
+            stops = found.stops
+        finally:
+            if stops is not True:
+                await self.engine.abort(rid)
+        self._note(style=found.style, load_readable=found.readable, disconnect_stops=stops, disconnect_seconds=found.seconds)
 
     @property
     def _known(self) -> Kind:
@@ -293,23 +296,19 @@ class Probe:
         return int(self.output.sequence.max()) < vocab_size
 
     async def _placing(self) -> None:
-        """Two prompts for each of some keys: the worker that has one in its cache is where it came."""
+        """Some prompts for each of some keys: the worker that has one in its cache is where it came."""
         healthy = [worker.url for worker in self.profile.workers if worker.healthy and worker.reachable][:_MOST_WORKERS]
         if len(healthy) < 2 or len(healthy) < len([worker for worker in self.profile.workers if worker.healthy]):
             return
-        places: list[tuple[str, str]] = []
+        places: list[set[str | None]] = []
         for _ in range(_KEYS):
-            key, pair = uuid.uuid4().hex, []
-            for _ in range(2):
-                prompt = self._prompt(_PROMPT // 3)
+            key, prompts = uuid.uuid4().hex, [self._prompt(_PROMPT // 3) for _ in range(_PROMPTS)]
+            for prompt in prompts:
                 await self._draw(prompt, Sampling(max_tokens=1), key)
-                pair.append(await self._place(prompt, healthy))
-            if None in pair:
+            places.append({await self._place(prompt, healthy) for prompt in prompts})
+            if None in places[-1]:
                 return
-            places.append((str(pair[0]), str(pair[1])))
-        self._note(
-            sticky=all(first == second for first, second in places), keys=len(places), places=len({p for pair in places for p in pair})
-        )
+        self._note(keys=len(places), keys_moved=sum(len(each) > 1 for each in places), places=len(set().union(*places)))
 
     async def _place(self, prompt: IntArray, workers: Sequence[str]) -> str | None:
         for worker in workers:

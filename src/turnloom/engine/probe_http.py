@@ -6,21 +6,22 @@ Every request is short, or is closed and seen to end. Ids that are sent are the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import orjson
 
 from turnloom.engine.call import EventLines
-from turnloom.engine.http import BROKEN, EngineHTTP, words
+from turnloom.engine.http import BROKEN, EngineHTTP, refusal, words
 from turnloom.engine.llama_slots import look_at_slots
 from turnloom.engine.probe_profile import EMBEDDED, Kind
 from turnloom.engine.sglang import ROUTING_HEADER
 from turnloom.engine.sglang_stop import read_workers
 from turnloom.engine.vllm_stop import Requests
-from turnloom.errors import ConfigError, EngineProtocol, EngineUnavailable
+from turnloom.errors import ConfigError, EngineProtocol, EngineRejected, EngineUnavailable
 
 ANSWER_SECONDS = 10.0
 LONG = {"sglang": 3000, "vllm": 3000, "llamacpp": 300}
@@ -193,19 +194,21 @@ async def short(
         raise EngineProtocol(f"{http.name}{path} gave no usable answer") from error
 
 
-async def leave(http: EngineHTTP, kind: Kind, model: str, prompt: Sequence[int], rid: str, key: str, workers: Sequence[str]) -> Left:
-    """Begin a long request, wait until the server's load shows it, close the connection, and watch the load.
+async def leave(
+    http: EngineHTTP, kind: Kind, model: str, prompt: Sequence[int], rid: str, most: int, *, key: str, workers: Sequence[str]
+) -> Left:
+    """Begin a request of `most` tokens, wait until the server's load shows it, close the connection, and watch the load.
 
-    A load that showed the request and then nothing is younger than the end of it.
+    A load that showed the request and then nothing is younger than the end of it. Raises EngineError.
     """
     before = await load(http, kind, workers)
-    path, body = _request(kind, model, prompt, rid, LONG[kind], None, stream=True)
-    sent = {ROUTING_HEADER: key, "X-Request-Id": rid} if key else {"X-Request-Id": rid}
-    style, shown = "", False
+    path, body = _request(kind, model, prompt, rid, most, None, stream=True)
+    style, shown, seen = "", False, 0
     try:
-        async with http.session.post(f"{http.url}{path}", json=body, headers=sent) as response:
-            async with aclosing(_events(response.content)) as events:
-                seen = 0
+        async with http.session.post(f"{http.url}{path}", json=body, headers={ROUTING_HEADER: key, "X-Request-Id": rid}) as response:
+            if response.status != 200:
+                raise await refusal(response)
+            async with aclosing(_events(response)) as events:
                 async for event in events:
                     seen += 1
                     style = _style(event, style)
@@ -233,25 +236,28 @@ async def _gone(http: EngineHTTP, kind: Kind, workers: Sequence[str]) -> float |
     return None
 
 
-async def _events(content: Any) -> Any:
+async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any], None]:
+    """Raises EngineRejected for an event that is an error."""
     lines = EventLines()
     while True:
         async with asyncio.timeout(ANSWER_SECONDS):
-            data = await content.readany()
+            data = await response.content.readany()
         if not data:
             return
         for payload in lines.feed(data):
-            if payload == b"[DONE]":
-                return
             try:
-                yield orjson.loads(payload)
+                event = orjson.loads(payload)
             except ValueError:
                 continue
+            if isinstance(event, dict):
+                if event.get("error"):
+                    raise EngineRejected(str(event["error"]))
+                yield event
 
 
-def _style(event: Any, before: str) -> str:
+def _style(event: dict[str, Any], before: str) -> str:
     """Whether an event of SGLang's carries all tokens so far or new ones only; the first is both."""
-    meta = event.get("meta_info") if isinstance(event, dict) else None
+    meta = event.get("meta_info")
     total, ids = (meta.get("completion_tokens"), event.get("output_ids")) if isinstance(meta, dict) else (None, None)
     triples = meta.get("output_token_logprobs") if isinstance(meta, dict) else None
     if not isinstance(total, int) or not isinstance(ids, list) or not isinstance(triples, list):

@@ -113,15 +113,21 @@ class Profile:
     load_readable: bool | None = None
     disconnect_stops: bool | None = None
     disconnect_seconds: float | None = None
-    sticky: bool | None = None
-    """Whether one routing key leads to one worker, whatever the prompt."""
     keys: int = 0
+    """Routing keys that were tried, each with several prompts."""
+    keys_moved: int | None = None
+    """How many of them came to more than one worker."""
     places: int = 0
-    """On how many workers that many routing keys came."""
+    """On how many workers they came, all together."""
     first_token_seconds: float | None = None
     tokens_per_second: float | None = None
     failures: tuple[tuple[str, str], ...] = ()
     """What was being measured, and the engine's words."""
+
+    @property
+    def sticky(self) -> bool | None:
+        """Whether one routing key leads to one worker, whatever the prompt. A key may move when a worker does not answer in time."""
+        return None if self.keys_moved is None else 3 * self.keys_moved <= self.keys
 
 
 def measured_convention(
@@ -329,11 +335,18 @@ def _router(p: Profile) -> Iterator[Finding]:
 def _placing(p: Profile) -> Iterator[Finding]:
     manual = "start the router with --policy manual: it keeps an X-SMG-Routing-Key on one worker"
     if p.policy not in (None, "manual") or p.sticky is False:
-        what = f"its policy is {p.policy}" if p.policy not in (None, "manual") else "one routing key came to different workers"
+        what = (
+            f"its policy is {p.policy}"
+            if p.policy not in (None, "manual")
+            else f"{p.keys_moved} of {p.keys} routing keys came to several workers"
+        )
         yield Finding("not_sticky", Severity.WARNING, f"{what}: a session's turns find no cache where they land", manual)
+    elif p.keys_moved:
+        seen = f"{p.keys_moved} of {p.keys} routing keys moved to another worker between two requests"
+        yield Finding("key_moved", Severity.NOTE, seen, "see the router's log for a worker that it took for dead or overloaded meanwhile")
     elif p.places == 1 and p.keys > 1 and sum(worker.healthy for worker in p.workers) > 1:
         yield Finding("one_worker", Severity.WARNING, f"{p.keys} routing keys all came to one worker, the others are idle", manual)
-    elif p.sticky is None and len(p.workers) > 1:
+    elif p.keys_moved is None and len(p.workers) > 1:
         yield Finding("sticky_unseen", Severity.NOTE, "whether a routing key leads to one worker could not be seen", manual)
     seen = (
         "a router tells neither its retries (5 by default, with one request id) nor its health checks (60 s apart, 3 must fail, by default)"

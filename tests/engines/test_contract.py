@@ -86,8 +86,8 @@ async def test_an_agents_samples_are_what_the_engine_says_again(real: Real, tabl
             if oracle is not gateway.engine:
                 await oracle.close()
     assert report.ok, report
-    assert all(found.compared == found.trained for found in report.differences)
-    table.note(real.row, check=f"{max(found.max or 0.0 for found in report.differences):.1g}")
+    assert all(found.compared == found.trained for found in report.samples)
+    table.note(real.row, check=f"{max(found.max or 0.0 for found in report.samples):.1g}")
 
 
 async def test_tokens_come_as_they_are_sampled(engine: Engine, real: Real, table: Table) -> None:

@@ -47,8 +47,8 @@ async def worst_difference(worker: Server, samples: list[Sample]) -> float:
         report = await check_engine(samples, engine, FLOAT32)
     finally:
         await engine.close()
-    assert all(d.compared == d.trained and not d.reason for d in report.differences), report
-    return max(d.max or 0.0 for d in report.differences)
+    assert all(d.compared == d.trained and not d.reason for d in report.samples), report
+    return max(d.max or 0.0 for d in report.samples)
 
 
 async def tell(worker: Server, path: str, **body: object) -> dict[str, object]:

@@ -304,6 +304,20 @@ async def test_the_servers_own_word_on_its_logprobs_counts() -> None:
         await client.close()
 
 
+async def test_a_server_that_is_slow_to_say_what_its_logprobs_are_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(ScriptedVLLM):
+        async def _server_info(self, _: web.Request) -> web.Response:
+            await asyncio.Event().wait()
+            return web.Response()
+
+    monkeypatch.setattr("turnloom.engine.vllm.INFO_SECONDS", 0.1)
+    async with Slow() as server:
+        client = VLLMEngine(server.url)
+        with pytest.raises(EngineUnavailable, match="server_info"):
+            await client.capabilities()
+        await client.close()
+
+
 @pytest.mark.parametrize("mode", ["raw_logits", "processed_logits"])
 async def test_logits_are_no_logprobs(mode: str) -> None:
     async with serving(logprobs_mode=mode) as (_, client):

@@ -83,6 +83,8 @@ async def test_what_it_says_of_itself(vllm_server: Server) -> None:
     async with client_of(vllm_server) as client:
         able = await client.capabilities()
         assert await client.health()
+        chunks = await sample(client, Sampling(max_tokens=2))
+        assert chunks[-1].versions == (VersionSpan("default", 0, 2),), "it is asked for generate, which tells"
     assert (able.context_length, able.logprob_convention, able.weight_version, able.structured) == (CONTEXT, "raw", "default", True)
     assert able.tokenizer == able.model
     assert "noise-qwen3" in able.model

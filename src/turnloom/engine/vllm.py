@@ -19,7 +19,7 @@ import orjson
 
 from turnloom.engine.call import Calls
 from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk, PauseMode, Trace
-from turnloom.engine.http import BROKEN, EngineHTTP, refusal, words
+from turnloom.engine.http import BROKEN, INFO_SECONDS, EngineHTTP, refusal, words
 from turnloom.engine.prompts import check_prompt, room
 from turnloom.engine.sglang import ROUTING_HEADER
 from turnloom.engine.vllm_stop import ABSENT, Requests
@@ -35,7 +35,7 @@ PATHS: dict[Route, str] = {"generate": "/inference/v1/generate", "completions": 
 
 _CONVENTIONS = {"raw_logprobs": "raw", "processed_logprobs": "temperature"}
 
-_PAUSE_SECONDS = 3600.0
+_WAIT_SECONDS = 3600.0
 """For a pause that waits until what runs has come to its end."""
 
 _USAGE = {"include_usage": True, "continuous_usage_stats": True}
@@ -98,7 +98,7 @@ class VLLMEngine:
         return await self._calls.abort(rid)
 
     async def pause(self, mode: PauseMode) -> None:
-        await self._tell(f"/pause?mode={mode}", seconds=_PAUSE_SECONDS)
+        await self._tell(f"/pause?mode={mode}", seconds=_WAIT_SECONDS if mode == "wait" else INFO_SECONDS)
 
     async def resume(self) -> None:
         await self._tell("/resume")
@@ -129,7 +129,7 @@ class VLLMEngine:
         await self._calls.close()
         await self._http.close()
 
-    async def _tell(self, path: str, *, seconds: float = 30.0) -> None:
+    async def _tell(self, path: str, *, seconds: float = INFO_SECONDS) -> None:
         try:
             await self._http.tell(path, seconds=seconds)
         except EngineRejected as error:
@@ -144,7 +144,7 @@ class VLLMEngine:
     async def _find_route(self) -> Route:
         """An empty body is refused by an endpoint that is there, for being empty."""
         try:
-            async with self._http.session.post(f"{self.url}{PATHS['generate']}", data=orjson.dumps({})) as response:
+            async with self._http.session.post(f"{self.url}{PATHS['generate']}", json={}) as response:
                 if response.status in ABSENT:
                     log.info("%s has no %s, so %s is asked", self.name, PATHS["generate"], PATHS["completions"])
                     return "completions"
@@ -157,10 +157,10 @@ class VLLMEngine:
     async def _find_capabilities(self) -> Capabilities:
         listed = (await self._http.info("/v1/models")).get("data")
         model = next((entry for entry in listed or () if isinstance(entry, dict)), {})
-        config = (await self._http.info("/server_info?config_format=json", needed=False)).get("vllm_config")
+        config = (await self._said("/server_info?config_format=json")).get("vllm_config")
         server = config.get("model_config") if isinstance(config, dict) else None
         server = server if isinstance(server, dict) else {}
-        version = (await self._http.info("/weight_info", needed=False)).get("weight_version")
+        version = (await self._said("/weight_info")).get("weight_version")
         context = self._context_length or model.get("max_model_len")
         if not isinstance(context, int):
             raise EngineProtocol(f"{self.name} does not say its context length; give it with the engine's URL")
@@ -174,6 +174,21 @@ class VLLMEngine:
             tokenizer=str(server.get("tokenizer") or model.get("root") or name),
             structured=not server.get("skip_tokenizer_init", False),
         )
+
+    async def _said(self, path: str) -> dict[str, Any]:
+        """What a development server says there, {} where it is none.
+
+        Raises EngineUnavailable for no answer in time: to take its logprobs for raw because it was slow to say
+        that they are not would be wrong ever after.
+        """
+        try:
+            async with asyncio.timeout(INFO_SECONDS), self._http.session.get(f"{self.url}{path}") as response:
+                said = orjson.loads(await response.read()) if response.status == 200 else {}
+        except BROKEN as error:
+            raise EngineUnavailable(f"{self.name} is not ready: {path}: {words(error)}") from error
+        except ValueError as error:
+            raise EngineProtocol(f"{self.name} gave an answer that is not JSON at {path}") from error
+        return said if isinstance(said, dict) else {}
 
     def _find_convention(self, mode: str | None) -> str:
         """The server's own word counts, where it gives one. Raises EngineProtocol when what it gives are no logprobs."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.members import ABLE, STOP, Member, aborted, some
-from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk, Trace
+from turnloom.engine.contract import Capabilities, Chunk, Trace
 from turnloom.engine.metrics import CONTINUED
 from turnloom.engine.pool import Patience, Pool
 from turnloom.errors import ConfigError, EngineError, EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
@@ -124,9 +124,11 @@ async def test_nothing_is_sampled_after_a_reply_that_was_whole(way: str, last: C
 
 async def test_nothing_is_sampled_for_a_reader_who_has_it_all() -> None:
     one, trace = Member("one", [[some(4), DEAD]]), Trace()
+    got = []
     async for chunk in Pool([one], SOON).sample(PROMPT, Sampling(max_tokens=9), rid=RID, trace=trace):
+        got.append(chunk)
         trace.complete = True
-    assert chunk.finish == Finish(FinishReason.STOP)
+    assert got[-1].finish == Finish(FinishReason.STOP)
     assert len(one.asked) == 1
 
 
@@ -290,7 +292,7 @@ async def test_one_that_was_silent_at_first_and_does_not_fit_is_never_asked(chan
 
 
 async def test_one_that_was_silent_at_first_and_fits_is_asked() -> None:
-    pool, own, other = two()
+    pool, own, _ = two()
     own.able = DEAD
     own.plan = [[some(5, finish=STOP)]]
     await pool.capabilities()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def outputs(draw: st.DrawFn) -> tuple[list[int], list[float], list[str]]:
 def spans(versions: list[str], start: int = 0) -> tuple[VersionSpan, ...]:
     """The longest runs of one version, from 0 on."""
     cuts = [0, *(i for i in range(1, len(versions)) if versions[i] != versions[i - 1]), len(versions)]
-    return tuple(VersionSpan(versions[a], a, b) for a, b in zip(cuts, cuts[1:], strict=False) if a < b)
+    return tuple(VersionSpan(versions[a], a, b) for a, b in pairwise(cuts) if a < b)
 
 
 @settings(max_examples=400)
@@ -47,7 +48,7 @@ def test_any_cutting_of_an_output_gives_the_same_output(output: tuple[list[int],
     size = len(tokens)
     requests = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=4))})
     seam, got, at = Seam(PROMPT, Sampling(max_tokens=size)), [], 0
-    for start, end in zip(requests, requests[1:], strict=False):
+    for start, end in pairwise(requests):
         assert seam.prompt.tolist() == [*PROMPT.tolist(), *tokens[:start]]
         assert seam.sampling.max_tokens == size - start
         seam.open()
@@ -55,7 +56,7 @@ def test_any_cutting_of_an_output_gives_the_same_output(output: tuple[list[int],
         cuts = sorted({start, end, *data.draw(st.lists(st.integers(start, end), max_size=3))})
         changes = [] if listed else [i for i in range(start + 1, end) if versions[i] != versions[i - 1]]
         cuts = sorted({*cuts, *changes})
-        for at, upto in zip(cuts, cuts[1:], strict=False):
+        for at, upto in pairwise(cuts):
             said = "false" if listed else versions[at]
             last = upto == end
             chunk = Chunk(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ from turnloom.testing.scripted_router import ScriptedRouter
 from turnloom.testing.tokenizers import qwen_tokenizer
 from turnloom.types import AbortOutcome
 
+CLI = Path(__file__).parents[2] / "docs" / "cli.md"
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 EXACT = Difference(1e-5, 1e-6, 48)
 SOUND = Profile(
@@ -147,6 +150,12 @@ def test_a_finding_is_one_line_and_the_gravest_comes_first() -> None:
     assert [finding.severity for finding in findings(bad)] == [ERROR, WARNING, NOTE]
     all_found: list[Finding] = [f for changes, *_ in TRAPS for f in findings(replace(SOUND, **changes))]
     assert not [f for f in all_found if "\n" in f.seen + f.change]
+
+
+def test_every_finding_is_named_in_the_documents() -> None:
+    named = set(re.findall(r"`(\w+)`", CLI.read_text("utf-8")))
+    pooled = {f"pool_{what}" for what in ("vocab_size", "convention", "model", "weight_version", "context_length", "structured", "foreign")}
+    assert {code for _, code, *_ in TRAPS + ROUTER_TRAPS} | pooled | {"router_settings"} <= named
 
 
 def test_a_prompt_that_was_changed_is_known_by_the_words_of_the_client() -> None:

@@ -38,15 +38,25 @@ class StartFailed(Exception):
 
 
 class Server:
-    """One process group at one URL; may be killed and started again on the same port."""
+    """One process group at one URL; may be killed and started again on the same port. A `heavy` one keeps every processor busy to start."""
 
-    def __init__(self, name: str, argv: Sequence[str], *, port: int, health: str = "/health", env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        port: int,
+        health: str = "/health",
+        env: Mapping[str, str] | None = None,
+        heavy: bool = False,
+    ) -> None:
         self.name = name
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._argv = list(argv)
         self._env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
         self._health = health
+        self.heavy = heavy
         self._log: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -166,7 +176,7 @@ def sglang(*options: str, name: str = "sglang", model: Path | None = None) -> Se
     )
     # Without --sleep-on-idle each idle worker takes a whole processor.
     argv += ["--sleep-on-idle", "--max-total-tokens", "16384", "--context-length", "2048", *options]
-    return Server(name, argv, port=port, env={"PYTHONPATH": str(STUBS), "SGLANG_USE_CPU_ENGINE": "1"})
+    return Server(name, argv, port=port, env={"PYTHONPATH": str(STUBS), "SGLANG_USE_CPU_ENGINE": "1"}, heavy=True)
 
 
 def router(workers: Sequence[str], *options: str, policy: str = "manual") -> Router:
@@ -183,7 +193,7 @@ def vllm(*options: str, model: Path | None = None) -> Server:
     port = free_port()
     argv = [python_of(VLLM), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model or checkpoint()), "--port", str(port)]
     argv += ["--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--enable-scale-out", *options]
-    return Server("vllm", argv, port=port, env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1"})
+    return Server("vllm", argv, port=port, env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1"}, heavy=True)
 
 
 def llama(*options: str, model: str = "smollm2") -> Server:
@@ -207,9 +217,10 @@ def post(url: str, path: str, body: Mapping[str, Any], *, timeout: float = 60) -
 
 
 def start_all(servers: Sequence[Server]) -> None:
-    """At once, when no other run of this machine starts any. The first failure is raised after every server is stopped."""
+    """At once; heavy ones when no other run of this machine starts any. The first failure is raised after every server is stopped."""
     try:
-        with _turn(), ThreadPoolExecutor(max(1, len(servers))) as pool:
+        turn = _turn() if any(server.heavy for server in servers) else contextlib.nullcontext()
+        with turn, ThreadPoolExecutor(max(1, len(servers))) as pool:
             list(pool.map(Server.launch, servers))
     except BaseException:
         stop_all(servers)
@@ -218,7 +229,7 @@ def start_all(servers: Sequence[Server]) -> None:
 
 @contextlib.contextmanager
 def _turn() -> Iterator[None]:
-    """A start keeps every processor busy: several at a time would all take too long."""
+    """Held by one run of this machine at a time: several starts at once would all take too long."""
     path = cache_dir() / "engines" / ".start.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

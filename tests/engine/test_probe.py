@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from turnloom.engine import http, probe
+from turnloom.engine import http, probe, probe_http
 from turnloom.engine.probe import open_probe, probe_engines
 from turnloom.engine.probe_profile import (
     EMBEDDED,
@@ -324,7 +324,8 @@ async def test_traps_of_a_server_are_found() -> None:
     assert await trapped(Toy(vocab_size=None)) == {"vocabulary_unknown": WARNING}  # type: ignore[arg-type]
 
 
-async def test_a_server_that_goes_on_for_nobody_is_found() -> None:
+async def test_a_server_that_goes_on_for_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_http, "_GONE_SECONDS", 0.3)
     assert await trapped(Toy(forgetful=True)) == {"disconnect_ignored": WARNING}
 
 
@@ -408,6 +409,25 @@ async def test_what_does_not_answer_is_unavailable() -> None:
         pass
     with pytest.raises(EngineUnavailable, match="cannot reach"):
         await profile_of(f"sglang://{place}")
+
+
+async def _loading(_: web.Request) -> web.Response:
+    return web.json_response({"error": {"message": "Loading model", "code": 503}}, status=503)
+
+
+async def test_a_server_that_is_no_engine_and_one_that_still_loads_are_no_engines_yet() -> None:
+    async with serving() as place:
+        with pytest.raises(EngineUnavailable, match="not ready"):
+            await profile_of(f"sglang://{place}")
+    async with serving(web.get("/{path:.*}", _loading)) as place:
+        report = await probe_engines([f"llamacpp://{place}"])
+    assert report.unreachable == ((f"http://{place}", "Loading model"),)
+
+
+async def test_a_router_without_workers_is_looked_at_all_the_same() -> None:
+    async with ScriptedRouter([]) as router:
+        found = judged(await profile_of(router.url))
+    assert {"no_worker", "failed"} <= set(found)
 
 
 class RoundRobin(ScriptedRouter):

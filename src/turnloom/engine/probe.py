@@ -27,7 +27,7 @@ from turnloom.engine.http import EngineHTTP, words
 from turnloom.engine.open import KEY_VARIABLE, open_engine
 from turnloom.engine.probe_profile import Difference, Kind, Profile, WorkerProfile, measured_convention
 from turnloom.engine.sglang import SGLangEngine
-from turnloom.errors import EngineError, EngineProtocol, EngineUnavailable
+from turnloom.errors import EngineError, EngineOverloaded, EngineProtocol, EngineUnavailable
 from turnloom.render.contract import Tokenizer
 from turnloom.types import Finish, IntArray, Sampling, ids
 
@@ -85,7 +85,7 @@ class Probe:
         self._rng = np.random.default_rng(secrets.randbits(64))
 
     async def run(self) -> Profile:
-        """Raises EngineUnavailable where nothing answers, ConfigError where a key is missing or wrong."""
+        """Raises EngineUnavailable where no engine answers, EngineOverloaded while it loads its model, ConfigError for want of a key."""
         await self._identify()
         if self.profile.kind is not None and self.profile.kind != self.profile.asked:
             return self.profile
@@ -119,6 +119,8 @@ class Probe:
         except TimeoutError:
             problem = f"no answer within {STEP_SECONDS:.0f} s"
         except EngineError as error:
+            if not (self.profile.context_length or self.profile.router) and isinstance(error, EngineUnavailable | EngineOverloaded):
+                raise
             problem = words(error)
         else:
             return True
@@ -369,7 +371,7 @@ async def probe_engines(urls: Sequence[str], tokenizer: Tokenizer | None = None)
             probes.append(probe)
             try:
                 await probe.run()
-            except EngineUnavailable as error:
+            except (EngineUnavailable, EngineOverloaded) as error:
                 unreachable.append((probe.profile.name, words(error)))
         able = [probe for probe in probes if probe.profile.name not in dict(unreachable)]
         differences = [await _compared(able[0], other) for other in able[1:]]

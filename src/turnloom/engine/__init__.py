@@ -1,6 +1,9 @@
 """Engines: what samples tokens. `contract` is what each promises; `open` makes one from a URL.
 
-`sglang` is the client of a server or router, with `stream` (decoding) and
-`abort` (stopping) beside it. `local` starts `embedded`, a small server over
-`llamacpp`, and speaks to it through the same client. `models` finds model files.
+`sglang`, `vllm` and `llama_server` are clients. Each has a decoder of its streams
+(`sglang_stream`, `vllm_stream`, `llama_completion`) and says how a request is
+stopped (`sglang_stop`, `vllm_stop`, `llama_slots`); `http` and `call` are what
+they share. `local` starts `embedded`, a small server over `llamacpp` in SGLang's
+contract. `pool` makes one engine of several: `seam` joins what they sample, `gate`
+holds them. `probe` asks an engine what it does.
 """

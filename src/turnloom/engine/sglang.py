@@ -9,12 +9,13 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from turnloom.engine.answers import check_prompt_tokens
 from turnloom.engine.call import Calls
 from turnloom.engine.contract import LOGPROB_SLACK, AbortOutcome, Capabilities, Chunk, PauseMode, Trace
 from turnloom.engine.http import EngineHTTP
 from turnloom.engine.prompts import check_prompt, room
 from turnloom.engine.sglang_stop import Workers
-from turnloom.engine.sglang_stream import ROUTED_EXPERTS, StreamDecoder, check_prompt_tokens, read_experts
+from turnloom.engine.sglang_stream import ROUTED_EXPERTS, StreamDecoder, read_experts
 from turnloom.errors import ConfigError, EngineProtocol
 from turnloom.types import FloatArray, IntArray, Sampling, floats
 

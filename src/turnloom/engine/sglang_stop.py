@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,7 +26,7 @@ from turnloom.errors import EngineError, EngineUnavailable
 
 log = logging.getLogger("turnloom.engine")
 
-_CHECKS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+_CHECKS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 0.8)
 """Seconds before each look at the loads."""
 
 _IDLE_LOOKS = 2
@@ -90,9 +91,10 @@ class Workers:
     async def gone(self, rid: str) -> AbortOutcome:
         """Nothing running or waiting anywhere is proof. Others' requests may be what is left, so a busy worker proves nothing."""
         workers, idle = [*await self.find(), *self._left], 0
+        since: dict[str, float] = {}
         for pause in _CHECKS:
             await asyncio.sleep(pause)
-            loads = await asyncio.gather(*(self._load(worker) for worker in workers))
+            loads = await asyncio.gather(*(self._load(worker, since) for worker in workers))
             if any(load is not None and load < 0 for load in loads):
                 return AbortOutcome.UNVERIFIED
             idle = 0 if any(load != 0 for load in loads) else idle + 1
@@ -124,14 +126,21 @@ class Workers:
             ABORT_FAILURES.inc()
             return False
 
-    async def _load(self, worker: str) -> int | None:
-        """Requests running and waiting on a worker, over all its ranks; None when it does not answer well, -1 when it never will."""
+    async def _load(self, worker: str, since: dict[str, float]) -> int | None:
+        """Requests running and waiting on a worker, over all its ranks; None when it does not answer well, -1 when it never will.
+
+        SGLang answers with a snapshot that may be a second old, and in which a request's first tokens do not
+        show. One that is older than the worker's own time at the first look, which `since` keeps, is no answer.
+        """
         try:
             async with asyncio.timeout(_ANSWER_SECONDS), self._http.session.get(f"{worker}/v1/loads") as response:
                 if response.status == 404:
                     return -1
                 response.raise_for_status()
-                ranks = orjson.loads(await response.read())["loads"]
+                said = orjson.loads(await response.read())
+                ranks, first = said["loads"], since.setdefault(worker, _seconds(said.get("timestamp")))
+                if any(_seconds(rank.get("timestamp", first)) < first for rank in ranks):
+                    return None
                 running = [int(rank["num_running_reqs"]) + int(rank.get("num_waiting_reqs") or 0) for rank in ranks]
                 return sum(running) if running else None
         except (*_FAILURES, LookupError, TypeError, AttributeError) as error:
@@ -150,6 +159,11 @@ def read_workers(answer: Any) -> list[str]:
         if isinstance(address, str) and _usable(base := re.sub(r"@\d+$", "", address.rstrip("/"))):
             found[base] = None
     return list(found)
+
+
+def _seconds(timestamp: Any) -> float:
+    """A worker's time in seconds, as a number or in ISO 8601; 0 where it tells none."""
+    return datetime.fromisoformat(timestamp).timestamp() if isinstance(timestamp, str) else float(timestamp or 0.0)
 
 
 def _usable(url: str) -> bool:

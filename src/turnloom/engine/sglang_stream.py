@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import orjson
 
+from turnloom.engine.answers import check_prompt_tokens, read_spans
 from turnloom.engine.contract import LOGPROB_SLACK, Chunk
 from turnloom.engine.http import error_for_status
 from turnloom.engine.prompts import INT32_END
@@ -157,20 +158,13 @@ class StreamDecoder:
         """
         count, version, listed = self.count + new, meta.get("weight_version"), meta.get("weight_versions")
         if last and listed:
-            return _read_spans(listed, count)
+            return read_spans(listed, count)
         if version is not None and new:
             name, start = str(version), self.count
             if self._spans and self._spans[-1].version == name and self._spans[-1].end == start:
                 start = self._spans.pop().start
             self._spans.append(VersionSpan(name, start, count))
         return tuple(self._spans) if last else ()
-
-
-def check_prompt_tokens(meta: dict[str, Any], sent: int) -> None:
-    """Raises EngineProtocol when the server counts another prompt than the one of `sent` tokens: it was cut, or something was added."""
-    said = meta.get("prompt_tokens")
-    if said is not None and said != sent:
-        raise EngineProtocol(f"the engine saw a prompt of {said!r} tokens where {sent} were sent; it must neither cut it nor add to it")
 
 
 def read_experts(said: Any, count: int, width: int, prompt_len: int = 1) -> IntArray:
@@ -191,17 +185,6 @@ def read_experts(said: Any, count: int, width: int, prompt_len: int = 1) -> IntA
     if len(flat) not in (count * width, rows * width):
         raise EngineProtocol(f"the engine sent {len(flat)} routed_experts for {count} tokens of {width}")
     return flat[len(flat) - count * width :].astype(np.int32).reshape(count, width)
-
-
-def _read_spans(spans: Any, count: int) -> tuple[VersionSpan, ...]:
-    """`weight_versions` as far as it covers the `count` output tokens."""
-    try:
-        read = tuple(VersionSpan(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans)
-    except (TypeError, KeyError, ValueError) as error:
-        raise EngineProtocol(f"the engine's weight_versions cannot be read: {spans!r}") from error
-    if any(not 0 <= span.start <= span.end for span in read):
-        raise EngineProtocol(f"the engine's weight_versions are not spans of its output: {spans!r}")
-    return tuple(VersionSpan(span.version, span.start, min(span.end, count)) for span in read if span.start < count)
 
 
 def _tail(what: str, values: list[Any], held: int, total: int) -> list[Any]:

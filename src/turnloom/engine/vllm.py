@@ -17,13 +17,14 @@ from typing import Any, Literal
 
 import orjson
 
+from turnloom.engine.answers import check_prompt_tokens
 from turnloom.engine.call import Calls
 from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk, PauseMode, Trace
 from turnloom.engine.http import BROKEN, INFO_SECONDS, EngineHTTP, refusal, words
 from turnloom.engine.prompts import check_prompt, room
 from turnloom.engine.sglang import ROUTING_HEADER
 from turnloom.engine.vllm_stop import ABSENT, Requests
-from turnloom.engine.vllm_stream import StreamDecoder, check_prompt_tokens, sound_logprob
+from turnloom.engine.vllm_stream import StreamDecoder, sound_logprob
 from turnloom.errors import EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.types import FloatArray, IntArray, Sampling, floats
 

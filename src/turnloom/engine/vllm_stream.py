@@ -17,11 +17,12 @@ from typing import Any, NoReturn
 
 import orjson
 
+from turnloom.engine.answers import check_prompt_tokens, read_spans
 from turnloom.engine.contract import LOGPROB_SLACK, Chunk
 from turnloom.engine.http import error_for_status
 from turnloom.engine.prompts import INT32_END
 from turnloom.errors import EngineProtocol, EngineRejected
-from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, IntArray, VersionSpan, floats, ids
+from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, IntArray, floats, ids
 
 log = logging.getLogger("turnloom.engine")
 
@@ -90,7 +91,7 @@ class StreamDecoder:
             new_ids, new_logprobs, self._dropped = [], [], True
         finish = None if reason is None else _read_finish(reason, choice.get("stop_reason"), new_ids)
         total = self.count + len(new_ids)
-        spans = () if finish is None else _read_spans(choice.get("weight_versions") or (), total)
+        spans = () if finish is None else read_spans(choice.get("weight_versions") or (), total)
         self.count, self.finished = total, finish is not None
         return Chunk(
             ids=ids(new_ids) if new_ids else NO_IDS,
@@ -145,13 +146,6 @@ def sound_logprob(token: int, value: Any) -> float:
     return float(value)
 
 
-def check_prompt_tokens(usage: dict[str, Any], sent: int) -> None:
-    """Raises EngineProtocol when the server counts another prompt than the one of `sent` tokens: it was cut, or something was added."""
-    said = usage.get("prompt_tokens")
-    if said is not None and said != sent:
-        raise EngineProtocol(f"the engine saw a prompt of {said!r} tokens where {sent} were sent; it must neither cut it nor add to it")
-
-
 def _read_logprobs(said: Any) -> list[tuple[Any, Any]]:
     """The id and logprob of each new token, in either route's form."""
     try:
@@ -177,17 +171,6 @@ def _read_finish(reason: str, matched: Any, last: list[int]) -> Finish:
     if isinstance(matched, int) and last and last[-1] != matched:
         raise EngineProtocol(f"the engine stopped at token {matched}, and the last one that it sent is {last[-1]}")
     return Finish(_FINISHES[reason], matched=matched if reason == "stop" and isinstance(matched, int | str) else None)
-
-
-def _read_spans(spans: Any, count: int) -> tuple[VersionSpan, ...]:
-    """`weight_versions` as far as it covers the `count` output tokens."""
-    try:
-        read = tuple(VersionSpan(str(span["version"]), int(span["start"]), int(span["end"])) for span in spans)
-    except (TypeError, KeyError, ValueError) as error:
-        raise EngineProtocol(f"the engine's weight_versions cannot be read: {spans!r}") from error
-    if any(not 0 <= span.start <= span.end for span in read):
-        raise EngineProtocol(f"the engine's weight_versions are not spans of its output: {spans!r}")
-    return tuple(VersionSpan(span.version, span.start, min(span.end, count)) for span in read if span.start < count)
 
 
 def _raise_error_event(error: Any) -> NoReturn:

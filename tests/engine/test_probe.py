@@ -160,7 +160,7 @@ def test_every_finding_is_named_in_the_documents() -> None:
 
 def test_a_prompt_that_was_changed_is_known_by_the_words_of_the_client() -> None:
     with pytest.raises(EngineProtocol) as caught:
-        check_prompt_tokens({"prompt_tokens": 9}, 8)
+        StreamDecoder(240, 8).feed(b'{"output_ids": [], "meta_info": {"prompt_tokens": 9, "completion_tokens": 0}}')
     (found,) = findings(replace(SOUND, failures=(("sampling", str(caught.value)),)))
     assert "BOS" in found.change
 

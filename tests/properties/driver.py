@@ -11,7 +11,7 @@ import copy
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.properties.tongues import TONGUES, Tongue
 from turnloom.core.match import CANONICAL, Matcher
 from turnloom.core.tree import Tree
 from turnloom.core.unroll import Unrolled
-from turnloom.errors import EngineAborted, EngineUnavailable, RenderError
+from turnloom.errors import EngineAborted, EngineOverloaded, EngineUnavailable, RenderError
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.policy import SAMPLED, History
 from turnloom.gateway.session import Session
@@ -103,7 +103,9 @@ class Conversation:
 
 
 class Driver:
-    """One session of one subject. `refused` counts requests that the template refused, by what they held and its words."""
+    """One session of one subject. `subjects` are those of the pools, by name.
+
+    `refused` counts requests that the template refused, by what they held and its words."""
 
     def __init__(
         self,
@@ -113,10 +115,12 @@ class Driver:
         history: History = SAMPLED,
         matcher: Matcher = CANONICAL,
         tongue: Tongue = TONGUES["anthropic"],
+        engine: Callable[..., Any] = RecordingEngine,
     ) -> None:
         self.subject, self.replies, self.history, self.matcher = subject, replies, history, matcher
         self.rng = random.Random(seed)
-        self.engine = RecordingEngine(subject.tokenizer, replies, self.rng)
+        self.engine = engine(subject.tokenizer, replies, self.rng)
+        self.subjects = {"": subject}
         self.renderer = WatchedRenderer(subject.renderer)
         self.tongue = tongue
         ticks = iter(range(10**9))
@@ -159,7 +163,7 @@ class Driver:
         """One request; on a reply, echo it as some client would and answer its calls."""
         body = conversation.body
         conversation.trail.append(copy.deepcopy(body["messages"]))
-        request = self.tongue.dialect.read(self.tongue.spoken(body), self.tongue.envelope)
+        request = self._routed(self.tongue.dialect.read(self.tongue.spoken(body), self.tongue.envelope))
         leave = self.rng.choices([None, 0, self.rng.randint(1, 20)], [88, 4, 8])[0]
         out = MemoryResponder(leave)
         before = len(self.engine.calls)
@@ -170,7 +174,7 @@ class Driver:
             self.refused["; ".join(shapes(request.messages)), str(error)] += 1
             conversation.body, conversation.trail = self._fresh("again"), []
             return
-        except (EngineAborted, EngineUnavailable, ConnectionResetError):
+        except (EngineAborted, EngineOverloaded, EngineUnavailable, ConnectionResetError):
             assert len(self.engine.calls) == before + 1
             return
         finally:
@@ -180,6 +184,10 @@ class Driver:
         content = self.tongue.heard(self.tongue.dialect.write([out.reply]))
         body["messages"].append({"role": "assistant", "content": self._echo(content)})
         body["messages"].append({"role": "user", "content": self._answers(content)})
+
+    def _routed(self, request: Request) -> Request:
+        """The request with the pool that answers it."""
+        return request
 
     def _answers(self, content: list[dict[str, Any]]) -> list[dict[str, Any]]:
         results = [{"type": "tool_result", "tool_use_id": b["id"], "content": self._words()} for b in content if b["type"] == "tool_use"]
@@ -291,6 +299,6 @@ UNPROMISED = frozenset({"result of no call", "results out of order"})
 
 def unpromised(driver: Driver, turn: Turn) -> bool:
     """Whether the template may refuse or fail to go on with what this turn's request holds."""
-    profile = driver.subject.profile
+    profile = driver.subjects[turn.pool].profile
     promised = {name: profile.bridges[name] == profile.whole[name] == "yes" for name in profile.bridges}
     return not all(promised.get(shape, False) for shape in shapes(driver.requests[turn.id].messages))

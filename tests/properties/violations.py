@@ -35,7 +35,7 @@ def violations(driver: Driver) -> list[str]:
     found += [
         f"forks: refused {held}: {words}"
         for held, words in driver.refused
-        if all(driver.subject.profile.whole.get(shape) == "yes" for shape in held.split("; "))
+        if all(s.profile.whole.get(shape) == "yes" for s in driver.subjects.values() for shape in held.split("; "))
     ]
     return found
 
@@ -124,7 +124,7 @@ def _once(turns: Mapping[str, Turn], unrolled: Unrolled, trained: Mapping[str, n
         expected = np.arange(len(turn.output)) < trains
         if not np.array_equal(trained[turn.id], expected):
             yield f"law 3: of the {len(turn.output)} ids of turn {turn.index}, {int(trained[turn.id].sum())} train, and the reason is {why}"
-        kept_back = turn.outcome is not Outcome.DELIVERED or not len(turn.output)
+        kept_back = turn.outcome is not Outcome.DELIVERED or bool(turn.pool) or not len(turn.output)
         if kept_back != (why is not None and why.reason != REPLACED):
             yield f"law 3: turn {turn.index} is {turn.outcome} and its reason not to train is {why}"
 

@@ -244,6 +244,16 @@ async def test_every_server_is_told_though_one_cannot_be() -> None:
     assert one.told == two.told == ["wait", "resume"]
 
 
+async def test_a_server_that_cannot_be_paused_stops_no_time() -> None:
+    pool = Pool([Member("one", refuses=EngineRejected("cannot"))])
+    with pytest.raises(EngineRejected):
+        await pool.pause("keep")
+    async with asyncio.timeout(60) as timer:
+        await asyncio.sleep(0)
+        with pool.gate.watch(timer):
+            assert timer.when() is not None
+
+
 async def test_a_turn_that_is_stopped_by_its_id_is_not_gone_on_with() -> None:
     never = asyncio.Event()
     one = Member("one", [[some(4), never]])

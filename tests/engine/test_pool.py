@@ -317,6 +317,15 @@ def test_a_pool_has_members_of_different_names() -> None:
         Pool([Member("one"), Member("one")])
 
 
+async def test_logprobs_are_recomputed_by_whoever_is_there() -> None:
+    for down in (0, 1):
+        members = [Member("one"), Member("two")]
+        members[down].able = DEAD
+        assert (await Pool(members).prompt_logprobs(PROMPT, 1)).tolist() == [-2 / 128, -3 / 128]
+    with pytest.raises(EngineUnavailable):
+        await Pool([Member("one", able=DEAD), Member("two", able=DEAD)]).prompt_logprobs(PROMPT, 1)
+
+
 async def test_one_healthy_engine_is_a_healthy_pool() -> None:
     never = asyncio.Event()
     assert await Pool([Member("one", healthy=False), Member("two")]).health()

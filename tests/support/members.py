@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk, PauseMode, Trace
-from turnloom.errors import EngineError, EngineUnavailable
+from turnloom.errors import EngineError
 from turnloom.types import Finish, FinishReason, FloatArray, IntArray, Sampling, VersionSpan, floats, ids
 
 ABLE = Capabilities("m", 1000, 100, "raw")
@@ -102,7 +102,9 @@ class Member:
             raise self.refuses
 
     async def prompt_logprobs(self, sequence: IntArray, start: int) -> FloatArray:
-        raise EngineUnavailable("it computes none")
+        if isinstance(self.able, EngineError):
+            raise self.able
+        return floats([-t / 128 for t in sequence[start:].tolist()])
 
     async def health(self) -> bool:
         return await self.healthy.wait() if isinstance(self.healthy, asyncio.Event) else self.healthy

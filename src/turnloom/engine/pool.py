@@ -316,8 +316,10 @@ class Pool:
 
     async def pause(self, mode: PauseMode) -> None:
         """Every member; then the time of turns stands still, as they do. Raises what the first that cannot raises."""
-        _raise(await asyncio.gather(*(m.engine.pause(mode) for m in self._members), return_exceptions=True))
-        self.gate.freeze()
+        told = await asyncio.gather(*(m.engine.pause(mode) for m in self._members), return_exceptions=True)
+        if None in told:
+            self.gate.freeze()
+        _raise(told)
 
     async def resume(self) -> None:
         """Every member, whatever becomes of the others. Raises what the first that cannot raises."""
@@ -326,7 +328,14 @@ class Pool:
         _raise(told)
 
     async def prompt_logprobs(self, sequence: IntArray, start: int) -> FloatArray:
-        return await self._choose("").engine.prompt_logprobs(sequence, start)
+        """By the first member that can be reached."""
+        *others, last = self._order("")
+        for member in others:
+            try:
+                return await member.engine.prompt_logprobs(sequence, start)
+            except EngineUnavailable as error:
+                log.info("%s computes no logprobs: %s", member.engine.name, error)
+        return await last.engine.prompt_logprobs(sequence, start)
 
     async def health(self) -> bool:
         """Whether a member is healthy: the first that says so is enough. None is asked while requests are held: they are safe here."""

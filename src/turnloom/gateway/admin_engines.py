@@ -21,7 +21,10 @@ class ResumeBody(AdminModel):
 
 
 class PauseBody(ResumeBody):
-    """`seconds` is the longest that `abort` and `wait` wait for what runs; None is 5 s for `abort`, and no limit for `wait`."""
+    """`seconds` is the longest that `abort` and `wait` wait for what runs; None is 5 s for `abort`, and no limit for `wait`.
+
+    With `keep`, and where the servers are paused too, the time limits of turns that run stand still as those of held ones do.
+    """
 
     mode: Literal["abort", "wait", "keep"] = "abort"
     seconds: float | None = Field(None, ge=0, lt=2**31)

@@ -28,7 +28,7 @@ from turnloom.engine.probe_profile import (
     measured_convention,
     pool_findings,
 )
-from turnloom.engine.answers import check_prompt_tokens
+from turnloom.engine.sglang_stream import StreamDecoder
 from turnloom.errors import ConfigError, EngineProtocol, EngineUnavailable
 from turnloom.testing.scripted_engine import Fault, Reply, ScriptedEngine
 from turnloom.testing.scripted_router import ScriptedRouter

@@ -39,7 +39,7 @@ def spans(versions: list[str], start: int = 0) -> tuple[VersionSpan, ...]:
     return tuple(VersionSpan(versions[a], a, b) for a, b in pairwise(cuts) if a < b)
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(outputs(), st.data())
 def test_any_cutting_of_an_output_gives_the_same_output(output: tuple[list[int], list[float], list[str]], data: st.DataObject) -> None:
     """Cut into requests, each of them into chunks. A request that is cut off names its versions chunk by chunk; one that ends may

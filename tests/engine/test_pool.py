@@ -26,10 +26,10 @@ SOON = Patience(attempts=3, seconds=60, pause=0.0, longest=0.0)
 
 @pytest.fixture(autouse=True)
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The waits between requests: none of them is waited for, time goes on by it."""
+    """The waits between requests: none of them is waited for, and only they are time."""
     waits: list[float] = []
-    plain, sleep = asyncio.BaseEventLoop.time, asyncio.sleep
-    monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda self: plain(self) + sum(waits))
+    sleep = asyncio.sleep
+    monkeypatch.setattr("turnloom.engine.pool.monotonic", lambda: sum(waits))
 
     async def asleep(seconds: float) -> None:
         waits.append(seconds)

@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk, Engine, PauseMode, Trace
@@ -162,7 +163,7 @@ class Pool:
         check_prompt(prompt, able)
         trace = trace or Trace()
         seam = Seam(prompt, replace(sampling, max_tokens=room(prompt, sampling, able)))
-        budget = _Budget(self._patience, asyncio.get_running_loop().time)
+        budget = _Budget(self._patience, monotonic)
         with self.gate.watch(trace.timer) as clock, self._known(_Turn(rid, routing_key, seam, trace, budget, clock)) as turn:
             why = ""
             while True:
@@ -215,7 +216,7 @@ class Pool:
 
     async def _attempt(self, member: _Member, turn: _Turn) -> AsyncGenerator[Chunk, None]:
         """One request. Raises what the engine raises; EngineUnavailable as well where the engine is another than the pool's."""
-        clock, seam = asyncio.get_running_loop().time, turn.seam
+        seam = turn.seam
         try:
             await self._check(member.engine)
             # Again: the gate may have been shut while the engine was asked, and nothing must come between it and the request.
@@ -235,10 +236,10 @@ class Pool:
                             turn.budget.renew()
                         yield seam.add(chunk)
         except EngineUnavailable:
-            member.failed(clock())
+            member.failed(monotonic())
             raise
         except EngineOverloaded as error:
-            member.refused(clock(), error.retry_after)
+            member.refused(monotonic(), error.retry_after)
             raise
 
     async def _check(self, engine: Engine) -> None:
@@ -261,12 +262,12 @@ class Pool:
 
     def _choose(self, key: str) -> _Member:
         """The session's own engine, or the next in its order where that one rests; where all rest, the first that is to wake."""
-        now, order = asyncio.get_running_loop().time(), self._order(key)
+        now, order = monotonic(), self._order(key)
         return next((m for m in order if m.rests_until <= now), min(order, key=lambda m: m.rests_until))
 
     def _elsewhere(self, member: _Member) -> bool:
         """Whether another engine takes over at once. One that aborted, or is busy for the first time, is asked again."""
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         return member.rests_until > now and any(m.rests_until <= now for m in self._members)
 
     async def abort(self, rid: str) -> AbortOutcome:
@@ -299,14 +300,13 @@ class Pool:
 
     async def _stop_all(self, seconds: float) -> None:
         """Tell every request that runs to stop, until none does and what came of it is known."""
-        clock = asyncio.get_running_loop().time
-        end, stops = clock() + seconds, set[asyncio.Task[AbortOutcome]]()
+        end, stops = monotonic() + seconds, set[asyncio.Task[AbortOutcome]]()
         while self.gate.shut and (self.gate.running or stops):
             stops |= {asyncio.create_task(self._named(name).abort(rid)) for rid, name in self.gate.running.items()}
             self._stops |= stops
             for stop in stops:
                 stop.add_done_callback(self._stops.discard)
-            if (left := end - clock()) <= 0:
+            if (left := end - monotonic()) <= 0:
                 return
             stops = (await asyncio.wait(stops, timeout=min(_AGAIN, left)))[1]
             await self.gate.empty(min(_AGAIN, left))

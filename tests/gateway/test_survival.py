@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.gateways import Answer, Bench, user
-from tests.support.pools import Story, pooled
-from turnloom.store.contract import Limits
+from tests.support.pools import Story, pooled, until
 from turnloom.testing.scripted_engine import Fault, ScriptedEngine, logprob_at
 from turnloom.testing.tokenizers import qwen_tokenizer
 from turnloom.types import Outcome, Turn
@@ -20,9 +19,6 @@ QWEN = qwen_tokenizer("qwen2.5")
 REPLY = "One two three, four five six. Seven!"
 HALF = 5
 """Tokens that are out when something goes wrong in the middle."""
-
-UNLIMITED, TIME = Limits(), Limits(turn_timeout=1.0)
-"""For engines that fall silent: nothing else ends those turns."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +29,15 @@ class Ends:
     status: int = 200
     error: str = ""
     goes_on: bool = True
-    limits: Limits = UNLIMITED
+    silent: bool = False
+    """Nothing but its time ends the turn."""
 
 
 SURVIVED = Ends()
 HARMLESS = Ends(goes_on=False)
 REFUSED = Ends(Outcome.FAILED, 400, "invalid_request_error")
 BROKEN = Ends(Outcome.FAILED, 502, "api_error")
-SILENT = Ends(Outcome.ABORTED, 529, "overloaded_error", limits=TIME)
+SILENT = Ends(Outcome.ABORTED, 529, "overloaded_error", silent=True)
 
 MATRIX = {
     Fault.HTTP_400: REFUSED,
@@ -85,9 +82,11 @@ async def test_fault(fault: Fault, begun: bool, count: int) -> None:
     ends = MATRIX[fault]
     breaks = [(HALF if begun else 0, fault)] if not begun or fault in TAKES_TOKENS else [(HALF, Fault.CUT), (0, fault)]
     story = Story(QWEN, REPLY, *breaks)
-    async with pooled(engines(story, count), session_limits=ends.limits) as b:
-        stream = count == 1
-        answer = await b.post(user("hi", stream=stream))
+    async with pooled(engines(story, count)) as b:
+        asking = asyncio.create_task(b.post(user("hi", stream=count == 1)))
+        if ends.silent:
+            await time_is_up(b, story, len(breaks), HALF if begun else 0)
+        answer = await asking
         (turn,) = (await b.session()).tree.turns.values()
         assert turn.outcome is ends.outcome, turn.error
         if turn.outcome is Outcome.DELIVERED:
@@ -102,6 +101,15 @@ async def test_fault(fault: Fault, begun: bool, count: int) -> None:
             assert len(story.asked) == len(breaks)
         pieces_are_true(story, turn, b)
         await trains(b, turn)
+
+
+async def time_is_up(b: Bench, story: Story, asked: int, sampled: int) -> None:
+    """Once so many requests have been made and so many tokens come."""
+    pool = b.gateway.engine
+    await until(lambda: len(story.asked) == asked, lambda: [t.seam.count for t in pool._turns.values()] == [sampled])
+    (turn,) = pool._turns.values()
+    assert turn.trace.timer is not None
+    turn.trace.timer.reschedule(asyncio.get_running_loop().time())
 
 
 def engines(story: Story, count: int = 1, **options: Any) -> list[ScriptedEngine]:

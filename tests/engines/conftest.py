@@ -14,9 +14,12 @@ from turnloom.errors import ConfigError
 
 
 @pytest.fixture(scope="session")
-def table() -> Table:
-    """What this run shows of each engine."""
-    return Table()
+def table() -> Iterator[Table]:
+    """What this run shows of each engine. It goes into docs/engines.md when every engine showed all there is to show."""
+    shown = Table()
+    yield shown
+    if shown.whole:
+        shown.write()
 
 
 @pytest.fixture(scope="session")

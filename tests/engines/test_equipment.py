@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,10 @@ async def test_the_client_s_logprobs_are_those_of_a_prefill(cluster: Cluster, th
     engine = SGLangEngine(url, vocab_size=VOCAB_SIZE)
     try:
         able = await engine.capabilities()
-        assert (able.context_length, able.weight_version, able.logprob_convention) == (2048, "default", "temperature")
-        chunks = [chunk async for chunk in engine.sample(ids(PROMPT), Sampling(max_tokens=64, temperature=temperature), rid="0" * 32)]
+        assert (able.context_length, able.weight_version, able.logprob_convention) == (2043, "default", "temperature")
+        chunks = [
+            chunk async for chunk in engine.sample(ids(PROMPT), Sampling(max_tokens=64, temperature=temperature), rid=uuid.uuid4().hex)
+        ]
         assert chunks[-1].finish is not None
         assert chunks[-1].finish.reason is FinishReason.LENGTH
         sampled = [token for chunk in chunks for token in chunk.ids.tolist()]

@@ -59,9 +59,7 @@ EngineOption = Annotated[
 ]
 TokenizerOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--tokenizer", help="A tokenizer's folder, hub id or .gguf file; NAME=… for a pool. Default: what the engine names."
-    ),
+    typer.Option("--tokenizer", help="A tokenizer's folder, hub id or .gguf file; NAME=… for a pool. Default: what the engine names."),
 ]
 RouteOption = Annotated[
     list[str] | None,

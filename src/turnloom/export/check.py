@@ -5,6 +5,7 @@ It reads only, and it names what is wrong; it repairs nothing.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
@@ -101,14 +102,20 @@ def _check(rows: Rows) -> Report:
     return report
 
 
-async def check_engine(samples: Iterable[Sample], engine: Engine, tolerance: float = TOLERANCE) -> EngineReport:
-    """Recompute the logprob of every trained token by prefill and compare it with the recorded one.
+async def check_engine(samples: Iterable[Sample], engine: Engine, tolerance: float = TOLERANCE, *, at_once: int = 1) -> EngineReport:
+    """Recompute the logprob of every trained token by prefill and compare it with the recorded one, `at_once` samples at a time.
 
     A sample recorded after a temperature other than 1 is not comparable, since
     the recomputed logprobs are raw: `metadata["logprob_convention"]` says which.
     Raises EngineUnavailable, EngineOverloaded or EngineProtocol.
     """
-    differences = [await _difference(number, sample, engine) for number, sample in enumerate(samples, 1)]
+    slots = asyncio.Semaphore(at_once)
+
+    async def compared(number: int, sample: Sample) -> SampleDifference:
+        async with slots:
+            return await _difference(number, sample, engine)
+
+    differences = await asyncio.gather(*(compared(number, sample) for number, sample in enumerate(samples, 1)))
     return EngineReport(tuple(differences), tolerance)
 
 

@@ -44,7 +44,7 @@ def turn_line(turn: Turn) -> str:
         parts.append(escaped(turn.label))
     if turn.pool:
         parts.append(f"pool {escaped(turn.pool)}")
-    parts += [f"went on at {p.start} on {escaped(p.engine)} ({escaped(p.why)})" for p in turn.pieces[1:]]
+    parts += [f"went on at {p.start} on {escaped(p.engine)} ({escaped(p.why)})" for p in turn.pieces if p.why]
     if turn.outcome is not Outcome.DELIVERED:
         parts.append(str(turn.outcome) + (f": {escaped(turn.error)}" if turn.error else ""))
     if turn.abort:

@@ -208,7 +208,7 @@ def get(url: str, path: str) -> Any:
         return json.loads(response.read())
 
 
-def post(url: str, path: str, body: Mapping[str, Any], *, timeout: float = 60) -> Any:
+def post(url: str, path: str, body: Mapping[str, Any], *, timeout: float = 300) -> Any:
     """The JSON that answers `body`, None for an empty answer. Raises OSError, which a status other than 200 is too."""
     request = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=timeout) as response:

@@ -1,4 +1,4 @@
-"""llama.cpp's own HTTP server, from xllamacpp: `python -m tests.engines.llama_server MODEL PORT`. Runs until it is killed."""
+"""llama.cpp's own HTTP server, from xllamacpp: `python llama_server.py MODEL PORT`. Runs until it is killed."""
 
 from __future__ import annotations
 

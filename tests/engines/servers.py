@@ -199,7 +199,7 @@ def vllm(*options: str, model: Path | None = None) -> Server:
 def llama(*options: str, model: str = "smollm2") -> Server:
     """llama.cpp's own server, from the xllamacpp of this very Python."""
     port = free_port()
-    return Server("llama.cpp", [sys.executable, "-m", "tests.engines.llama_server", model, str(port), *options], port=port)
+    return Server("llama.cpp", [sys.executable, str(Path(__file__).with_name("llama_server.py")), model, str(port), *options], port=port)
 
 
 def get(url: str, path: str) -> Any:

@@ -49,12 +49,10 @@ class Table:
     def tell(self, fact: str, words: str) -> None:
         self.facts[fact] = words
 
-    @property
-    def whole(self) -> bool:
-        """A table of some engines would be a wrong one."""
-        return (
-            self.rows.keys() >= set(ROWS) and all(self.rows[r].keys() >= COLUMNS.keys() for r in ROWS) and self.facts.keys() == FACTS.keys()
-        )
+    def missing(self) -> list[str]:
+        """What this run did not show: a table of some engines would be a wrong one."""
+        columns = [f"{row}: {column}" for row in ROWS for column in COLUMNS if column not in self.rows.get(row, {})]
+        return columns + [fact for fact in FACTS if fact not in self.facts]
 
     def write(self) -> None:
         """Put it into the document, in the place of the last run's."""

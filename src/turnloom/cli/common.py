@@ -120,7 +120,7 @@ def engine_options(
     """Who samples what, as arguments of `Gateway`. Raises ConfigError."""
     return {
         "engine": by_pool(engines),
-        "tokenizer": by_pool(tokenizers or ()),
+        "tokenizer": by_pool(tokenizers or (), several=False),
         "routes": routes or (),
         "patience": replace(PATIENCE, attempts=attempts, seconds=seconds),
     }

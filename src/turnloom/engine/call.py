@@ -182,7 +182,7 @@ class Calls:
                     outcome = await self._stopper.gone(rid)
         except (EngineError, *BROKEN) as error:
             log.warning("the abort of %s at %s came to no end: %s", rid, self._http.name, words(error))
-            if outcome is AbortOutcome.FAILED:
+            if isinstance(error, TimeoutError) and outcome is AbortOutcome.FAILED:
                 ABORT_FAILURES.inc()
         ABORTS.labels(outcome.value).inc()
         return outcome

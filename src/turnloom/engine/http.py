@@ -71,7 +71,7 @@ class EngineHTTP:
         try:
             async with asyncio.timeout(seconds), self.session.post(url, json=body or {}) as response:
                 if response.status >= 400:
-                    raise await refusal(response)
+                    raise await refusal(response, f"{shown(url)}: ")
                 with suppress(ValueError):
                     return orjson.loads(await response.read())
                 return None
@@ -131,8 +131,8 @@ def error_for_status(status: int, message: str, retry_after: float | None = None
     return EngineUnavailable(message)
 
 
-async def refusal(response: aiohttp.ClientResponse) -> EngineError:
-    """The error of a response that is not 200, with the server's own words. The connection must still be released."""
+async def refusal(response: aiohttp.ClientResponse, asked: str = "") -> EngineError:
+    """The error of a response that is not 200: what was `asked`, and the server's own words. The connection must still be released."""
     try:
         text = (await response.content.read(4096)).decode("utf-8", "replace").strip()
     except BROKEN:
@@ -145,7 +145,7 @@ async def refusal(response: aiohttp.ClientResponse) -> EngineError:
         said = text
     after = response.headers.get("Retry-After", "")
     seconds = float(after) if after.isdecimal() else None
-    return error_for_status(response.status, said or f"the engine answered {response.status}", seconds)
+    return error_for_status(response.status, asked + (said or f"the engine answered {response.status}"), seconds)
 
 
 async def answered(call: Call) -> aiohttp.ClientResponse:

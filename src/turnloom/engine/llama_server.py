@@ -299,6 +299,8 @@ class LlamaServerEngine:
         """Raises EngineError, which for a server that is loading its model is EngineOverloaded."""
         try:
             async with self._http.session.get(f"{self.url}{path}") as response:
+                if response.status == 404:
+                    raise ConfigError(f"{self.name} has no {path}: it is no llama.cpp server; see `turnloom doctor --engine URL`")
                 if response.status != 200:
                     raise await refusal(response)
                 found = orjson.loads(await response.read())

@@ -16,7 +16,7 @@ from turnloom.errors import ConfigError
 KEY_VARIABLE = "TURNLOOM_ENGINE_KEY"
 """The environment variable with the key that engines ask for, where the URL names no other."""
 
-FORMS = "sglang://HOST:PORT, vllm://HOST:PORT, llamacpp://HOST:PORT, or local:"
+FORMS = "sglang://HOST:PORT, vllm://HOST:PORT, llamacpp://HOST:PORT, or local:MODEL"
 
 _CLIENTS: dict[str, Callable[..., Engine]] = {
     "http": SGLangEngine,

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ import orjson
 
 from turnloom.engine.contract import AbortOutcome
 from turnloom.engine.http import BROKEN, EngineHTTP, shown, words
+from turnloom.engine.look import Look
 from turnloom.engine.metrics import ABORT_FAILURES
 from turnloom.errors import EngineError, EngineUnavailable
 
@@ -28,6 +30,9 @@ log = logging.getLogger("turnloom.engine")
 
 _CHECKS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 0.8)
 """Seconds before each look at the loads."""
+
+_TOLD_AGAIN = (0, 1, 3)
+"""After which looks it is told once more."""
 
 _IDLE_LOOKS = 2
 """Looks in a row that must find nothing: a request may be on its way when the first is taken."""
@@ -41,6 +46,18 @@ _LEFT_SECONDS = 600.0
 _FAILURES = (*BROKEN, ValueError)
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Requests running and waiting on a worker, over all its ranks; when it counted them and when it said so, in its own time."""
+
+    requests: int
+    taken: float
+    asked: float
+
+
+_SILENT = _Load(-1, 0.0, 0.0)
+
+
 class Workers:
     """The workers behind one URL, as a `Stopper`. One that has left the list is told too: what it runs is not over."""
 
@@ -49,6 +66,7 @@ class Workers:
         self._listed: list[str] = []
         self._left: dict[str, float] = {}
         """Worker -> the loop's time when it was found to have left."""
+        self._loads = Look(self._look)
 
     async def find(self) -> list[str]:
         """The base URLs behind the URL: the URL itself for a worker, and those known before where no list can be had.
@@ -60,6 +78,7 @@ class Workers:
                 found = [self._http.url] if response.status == 404 else await self._read(response)
         except BROKEN as error:
             if not self._listed:
+                ABORT_FAILURES.inc()
                 raise EngineUnavailable(f"cannot reach {self._http.name}: {words(error)}") from error
             log.warning("%s does not answer, its workers are taken to be those it had: %s", self._http.name, words(error))
             found = self._listed
@@ -89,21 +108,34 @@ class Workers:
         return all(told[: len(workers)])
 
     async def gone(self, rid: str) -> AbortOutcome:
-        """Nothing running or waiting anywhere is proof. Others' requests may be what is left, so a busy worker proves nothing."""
-        workers, idle = [*await self.find(), *self._left], 0
+        """Nothing running or waiting anywhere is proof. Others' requests may be what is left, so a busy worker proves nothing.
+
+        A worker answers with a snapshot that may be a second old, and in which a request's first tokens do not
+        show. One that is older than the worker's own time at the first look is no answer.
+        """
         since: dict[str, float] = {}
-        for pause in _CHECKS:
+        idle = 0
+        for number, pause in enumerate(_CHECKS):
             await asyncio.sleep(pause)
-            loads = await asyncio.gather(*(self._load(worker, since) for worker in workers))
-            if any(load is not None and load < 0 for load in loads):
+            loads = await self._loads()
+            if any(load is _SILENT for load in loads.values()):
                 return AbortOutcome.UNVERIFIED
-            idle = 0 if any(load != 0 for load in loads) else idle + 1
+            quiet = all(
+                load is not None and load.taken >= since.setdefault(worker, load.asked) and not load.requests
+                for worker, load in loads.items()
+            )
+            idle = idle + 1 if quiet else 0
             if idle == _IDLE_LOOKS:
                 return AbortOutcome.VERIFIED
-            if not idle:
+            if not idle and number in _TOLD_AGAIN:
                 # A request that was still on its way is there to be told by now.
-                await asyncio.gather(*(self._abort_on(worker, rid) for worker in workers))
+                await asyncio.gather(*(self._abort_on(worker, rid) for worker in loads))
         return AbortOutcome.UNVERIFIED
+
+    async def _look(self) -> dict[str, _Load | None]:
+        """What each worker says, those that have left too; None where it does not answer well, `_SILENT` where it never will."""
+        workers = [*await self.find(), *self._left]
+        return dict(zip(workers, await asyncio.gather(*map(self._load, workers)), strict=True))
 
     async def each(self, path: str, body: Mapping[str, Any]) -> None:
         """The same for every worker. Raises the first EngineError, when all have been asked."""
@@ -126,23 +158,17 @@ class Workers:
             ABORT_FAILURES.inc()
             return False
 
-    async def _load(self, worker: str, since: dict[str, float]) -> int | None:
-        """Requests running and waiting on a worker, over all its ranks; None when it does not answer well, -1 when it never will.
-
-        SGLang answers with a snapshot that may be a second old, and in which a request's first tokens do not
-        show. One that is older than the worker's own time at the first look, which `since` keeps, is no answer.
-        """
+    async def _load(self, worker: str) -> _Load | None:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS), self._http.session.get(f"{worker}/v1/loads") as response:
                 if response.status == 404:
-                    return -1
+                    return _SILENT
                 response.raise_for_status()
                 said = orjson.loads(await response.read())
-                ranks, first = said["loads"], since.setdefault(worker, _seconds(said.get("timestamp")))
-                if any(_seconds(rank.get("timestamp", first)) < first for rank in ranks):
-                    return None
+                ranks, asked = said["loads"], _seconds(said.get("timestamp"))
+                taken = min((_seconds(rank.get("timestamp", asked)) for rank in ranks), default=asked)
                 running = [int(rank["num_running_reqs"]) + int(rank.get("num_waiting_reqs") or 0) for rank in ranks]
-                return sum(running) if running else None
+                return _Load(sum(running), taken, asked) if running else None
         except (*_FAILURES, LookupError, TypeError, AttributeError) as error:
             log.info("%s/v1/loads cannot be read: %s", shown(worker), words(error))
             return None

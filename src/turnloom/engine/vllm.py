@@ -25,7 +25,7 @@ from turnloom.engine.prompts import check_prompt, room
 from turnloom.engine.sglang import ROUTING_HEADER
 from turnloom.engine.vllm_stop import ABSENT, Requests
 from turnloom.engine.vllm_stream import StreamDecoder, sound_logprob
-from turnloom.errors import EngineProtocol, EngineRejected, EngineUnavailable
+from turnloom.errors import ConfigError, EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.types import FloatArray, IntArray, Sampling, floats
 
 log = logging.getLogger("turnloom.engine")
@@ -146,14 +146,17 @@ class VLLMEngine:
         """An empty body is refused by an endpoint that is there, for being empty."""
         try:
             async with self._http.session.post(f"{self.url}{PATHS['generate']}", json={}) as response:
-                if response.status in ABSENT:
-                    log.info("%s has no %s, so %s is asked", self.name, PATHS["generate"], PATHS["completions"])
-                    return "completions"
-                if response.status not in (400, 422):
+                if response.status in (400, 422):
+                    return "generate"
+                if response.status not in ABSENT:
                     raise await refusal(response)
-                return "generate"
+            async with self._http.session.post(f"{self.url}{PATHS['completions']}", json={}) as response:
+                if response.status not in (400, 422):
+                    raise ConfigError(f"{self.name} is no vLLM server, or one without completions; see `turnloom doctor --engine URL`")
         except BROKEN as error:
             raise EngineUnavailable(f"cannot reach {self.name}: {words(error)}") from error
+        log.info("%s has no %s, so %s is asked", self.name, PATHS["generate"], PATHS["completions"])
+        return "completions"
 
     async def _find_capabilities(self) -> Capabilities:
         listed = (await self._http.info("/v1/models")).get("data")

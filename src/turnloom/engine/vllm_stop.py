@@ -15,6 +15,7 @@ import re
 
 from turnloom.engine.contract import AbortOutcome
 from turnloom.engine.http import BROKEN, EngineHTTP, words
+from turnloom.engine.look import Look
 from turnloom.engine.metrics import ABORT_FAILURES
 from turnloom.errors import EngineUnavailable
 
@@ -37,7 +38,7 @@ class Requests:
     def __init__(self, http: EngineHTTP) -> None:
         self._http = http
         self._paths: tuple[str, ...] = _PATHS
-        self._look: asyncio.Task[int | None] | None = None
+        self.load = Look(self._load)
 
     async def tell(self, rid: str) -> bool:
         """True also where there is no such call: the closed connection, which follows, is what stops it there."""
@@ -72,19 +73,8 @@ class Requests:
                 return AbortOutcome.VERIFIED
         return AbortOutcome.UNVERIFIED
 
-    async def load(self) -> int | None:
-        """Requests running and waiting, over all engines of the server; None when it does not say (`--disable-log-stats`).
-
-        One look serves all who ask before it begins: many aborts at once must not be a load of their own.
-        """
-        if (before := self._look) is not None:
-            await asyncio.wait({before})
-        look = self._look
-        if look is None or look is before:
-            look = self._look = asyncio.create_task(self._load())
-        return await asyncio.shield(look)
-
     async def _load(self) -> int | None:
+        """Requests running and waiting, over all engines of the server; None when it does not say (`--disable-log-stats`)."""
         try:
             async with self._http.session.get(f"{self._http.url}/metrics") as response:
                 response.raise_for_status()

@@ -141,6 +141,8 @@ class Gateway:
         self._engines = dict(engine) if isinstance(engine, Mapping) else {POLICY: engine}
         self._tokenizers = dict(tokenizer) if isinstance(tokenizer, Mapping) else {POLICY: tokenizer}
         check_pools(self._engines)
+        if unknown := self._tokenizers.keys() - self._engines.keys():
+            raise ConfigError(f"a tokenizer is given for {', '.join(sorted(unknown))!r}, and no engine of that name")
         self._routes, self._patience = read_routes(routes, self._engines), patience
         self._store: Store = MemoryStore() if store is None else SQLiteStore(store) if isinstance(store, str | Path) else store
         self._host, self._port = host, port

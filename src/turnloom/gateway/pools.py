@@ -78,12 +78,14 @@ def routed(routes: Sequence[Route], request: Request, envelope: Envelope) -> str
     return "" if found == POLICY else found
 
 
-def by_pool(words: Sequence[str]) -> dict[str, str]:
-    """`NAME=VALUE` and plain values, which are the policy's; for engines several values of one pool are joined. Raises ConfigError."""
+def by_pool(words: Sequence[str], *, several: bool = True) -> dict[str, str]:
+    """`NAME=VALUE` and plain values, which are the policy's; `several` of one pool are joined with commas. Raises ConfigError."""
     found: dict[str, list[str]] = {}
     for each in words:
         named = _NAMED.fullmatch(each)
         pool, value = (named[1], named[2]) if named else (POLICY, each)
+        if pool in found and not several:
+            raise ConfigError(f"{each!r}: the pool {pool!r} has {found[pool][0]!r} already")
         found.setdefault(pool, []).append(value)
     return {pool: ",".join(values) for pool, values in found.items()}
 

@@ -8,7 +8,7 @@ Whatever a client sent, a fork's texts are short.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from turnloom.core.align import agreement
@@ -50,7 +50,9 @@ def explain(tree: Tree, pending: Pending, prompt: IntArray | None = None, decode
         return None
     fork, nearest = found
     fork = replace(fork, joined_by=_joined_by(tree, pending))
-    return _short(fork) if prompt is None or decode is None else compare(fork, tree.held(nearest), prompt, decode)
+    # Another pool's ids are of another vocabulary.
+    alike = nearest is None or tree.turns[nearest].pool == pending.request.pool
+    return _short(fork) if prompt is None or decode is None or not alike else compare(fork, tree.held(nearest), prompt, decode)
 
 
 def compare(fork: Fork, recorded: IntArray, prompt: IntArray, decode: Decode) -> Fork:
@@ -139,7 +141,7 @@ def _nearest(tree: Tree, pending: Pending) -> _Near | None:
         if kind is None:
             continue
         depth, end = opening, node
-        for frontier in tree.levels(tree.index, (leading or [head])[-1], messages[opening:], keys.messages[opening:]):
+        for frontier in _levels(tree, pending, (leading or [head])[-1], opening):
             depth, end = depth + 1, frontier[-1]
         if not any(m.role == "user" for m in messages[opening:depth]):
             continue
@@ -153,6 +155,11 @@ def _nearest(tree: Tree, pending: Pending) -> _Near | None:
     recorded = [m for n in leading[: len(messages)] if (m := tree.nodes[n].message) is not None]
     at = next(i for i, key in enumerate(keys.messages) if key not in tree.index.keys[leading[i]])
     return replace(best, detail=_difference(recorded[at], messages[at]))
+
+
+def _levels(tree: Tree, pending: Pending, start: int, opening: int) -> Iterator[list[int]]:
+    messages, keys = pending.request.messages[opening:], pending.keys.messages[opening:]
+    return tree.levels(tree.index, start, messages, keys, pending.request.pool)
 
 
 def _what_changed(tree: Tree, leading: Sequence[int], keys: Sequence[bytes], *, same_tools: bool) -> ForkKind | None:

@@ -109,7 +109,7 @@ class Tree:
 
     def _prepare(self, index: Index, request: Request, keys: RequestKeys) -> Pending:
         head = self._heads.get(keys.tools)
-        path = () if head is None else self.path(self._deepest(index, head, request.messages, keys.messages))
+        path = () if head is None else self.path(self._deepest(index, head, request, keys.messages))
         came = request.messages
         standing = tuple(arranged(came, [*(self._message(n) for n in path[1:]), *came[max(len(path) - 1, 0) :]]))
         respelled = sum(self._respelled(index, *each) for each in zip(path[1:], came, keys.messages, keys.calls, strict=False))
@@ -131,7 +131,7 @@ class Tree:
         pairs = enumerate(same_calls(recorded, came))
         return any(j is not None and theirs[i].id == ours[j].id and said[i] != known[j] for i, j in pairs)
 
-    def levels(self, index: Index, start: int, messages: Sequence[Message], keys: Sequence[bytes]) -> Iterator[list[int]]:
+    def levels(self, index: Index, start: int, messages: Sequence[Message], keys: Sequence[bytes], pool: str = "") -> Iterator[list[int]]:
         """The nodes that each further message matches, until one matches none. Equal siblings are all followed."""
         frontier, reply, end = [start], -1, 0
         standing: dict[int | None, list[Slot]] = {}
@@ -151,27 +151,29 @@ class Tree:
             else:
                 found = [child for node in frontier for child in index.matching(node, keys[i])]
             if message.role == "assistant":
-                found = self._by_evidence(index, frontier, message, keys[i], found)
+                found = self._by_evidence(index, frontier, message, keys[i], found, pool)
                 reply = i
             if not found:
                 return
             frontier = found if len(found) <= 2 * NEWEST else sorted(found, key=lambda n: (n in self._children, n))[-2 * NEWEST :]
             yield frontier
 
-    def _deepest(self, index: Index, head: int, messages: Sequence[Message], keys: Sequence[bytes]) -> int:
+    def _deepest(self, index: Index, head: int, request: Request, keys: Sequence[bytes]) -> int:
         """The end of the history with the deepest delivered turn; of several the longest, then the preferred."""
         held = {head: 0}
-        chosen, best = head, (0, 0, (0, 0))
-        for depth, frontier in enumerate(self.levels(index, head, messages, keys), 1):
+        chosen, best = head, (0, 0, (0, False, 0))
+        for depth, frontier in enumerate(self.levels(index, head, request.messages, keys, request.pool), 1):
             for node in frontier:
                 turn, parent = self.nodes[node].turn, self.nodes[node].parent
                 assert parent is not None, "a head matches no message"
                 held[node] = held[parent] if turn is None or self._undelivered(node) else depth
-                if (rank := (held[node], depth, self._preference(node))) > best:
+                if (rank := (held[node], depth, self._preference(node, request.pool))) > best:
                     chosen, best = node, rank
         return chosen
 
-    def _by_evidence(self, index: Index, frontier: Sequence[int], message: Message, key: bytes, found: Sequence[int]) -> list[int]:
+    def _by_evidence(
+        self, index: Index, frontier: Sequence[int], message: Message, key: bytes, found: Sequence[int], pool: str
+    ) -> list[int]:
         """The recorded replies that this one may be: those with its key, narrowed by what vouches for one of them.
 
         What clients brought themselves is never narrowed away, and narrows nothing.
@@ -183,7 +185,7 @@ class Tree:
             turns = self._by_minted_ids(frontier, message) or self._by_reference(frontier, message)
             found = [*found, *turns] or self._by_beginning(frontier, message)
         if len(turns) > 1:
-            return [*(n for n in found if self.nodes[n].turn is None), *self._narrowed(message, turns)]
+            return [*(n for n in found if self.nodes[n].turn is None), *self._narrowed(message, turns, pool)]
         return list(found)
 
     def _named(self, index: Index, frontier: Sequence[int], message: Message, key: bytes) -> list[int]:
@@ -196,8 +198,8 @@ class Tree:
         node = self.node_of.get(message.ref)
         return [node] if node is not None and self.nodes[node].parent in frontier else []
 
-    def _narrowed(self, message: Message, found: list[int]) -> list[int]:
-        """Those that minted call ids name; then references, reasoning, the order of calls, the very words."""
+    def _narrowed(self, message: Message, found: list[int], pool: str) -> list[int]:
+        """Those that minted call ids name; then references, reasoning, the order of calls, the very words, the pool that is asked."""
         call_ids = {c.id for c in message.calls}
         thought, said = message.reasoning.strip(), several_calls(message)
 
@@ -214,7 +216,7 @@ class Tree:
         if len(found) > 1:
             exact = strict_key(message)
             found = narrowed(found, lambda n: strict_key(self._message(n)) == exact)
-        return found
+        return narrowed(found, lambda n: self._pool(n) == pool)
 
     def _by_minted_ids(self, frontier: Sequence[int], message: Message) -> list[int]:
         """The reply whose every call came back under the id minted for it, with the same words around them.
@@ -242,12 +244,16 @@ class Tree:
         turn = self.nodes[node].turn
         return turn is not None and self.turns[turn].outcome is not Outcome.DELIVERED
 
-    def _preference(self, node: int) -> tuple[int, int]:
-        """Delivered turns before the client's own messages before turns nobody got; then the newest."""
+    def _pool(self, node: int) -> str | None:
+        turn = self.nodes[node].turn
+        return None if turn is None else self.turns[turn].pool
+
+    def _preference(self, node: int, pool: str = "") -> tuple[int, bool, int]:
+        """Delivered turns before the client's own messages before turns nobody got; then those of the pool, then the newest."""
         turn = self.nodes[node].turn
         if turn is None:
-            return (1, node)
-        return (2 if self.turns[turn].outcome is Outcome.DELIVERED else 0, node)
+            return (1, False, node)
+        return (2 if self.turns[turn].outcome is Outcome.DELIVERED else 0, self.turns[turn].pool == pool, node)
 
     def _message(self, node: int) -> Message:
         message = self.nodes[node].message
@@ -288,7 +294,7 @@ class Tree:
         for message, (i, place) in zip(messages[done:], pending.slots[done:], strict=True):
             key = pending.keys.messages[i]
             known = self.index.matching(at, placed(key, place) if message.role == "tool" else key)
-            at = max(known, key=self._preference) if known else add(Node(next_id(), at, message))
+            at = max(known, key=lambda n: self._preference(n, pending.request.pool)) if known else add(Node(next_id(), at, message))
         add(Node(next_id(), at, reply, turn=turn.id))
         return Delta(tuple(added), turn)
 

@@ -23,8 +23,8 @@ class Chunk:
 
     Exactly one chunk of a stream, the last, carries `finish`. `version` is the
     weight version of these tokens, where the engine names it chunk by chunk;
-    `versions` are spans over *all* output tokens of the stream and come on the
-    last chunk if at all: then they are what counts. `arrays` are what else an
+    `versions` are spans over *all* output tokens of the stream so far, on the last
+    chunk if an engine gives them at all: then they are what counts. `arrays` are what else an
     engine gives per new token (experts chosen, say): their first dimension is
     the length of `ids`, the rest is not looked at.
     """
@@ -82,6 +82,10 @@ class Engine(Protocol):
 
     async def capabilities(self) -> Capabilities:
         """What the server is. Cached after the first success. Raises EngineUnavailable."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what is cached of the server: it failed, and may come back as another. Requests that run are left alone."""
         ...
 
     def sample(

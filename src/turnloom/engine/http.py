@@ -32,6 +32,9 @@ _KEEPALIVE_SECONDS = 4.0
 
 _OVERLOADED = (408, 429, 503, 529)
 
+_NEVER = (501, 505)
+"""Not implemented, HTTP version not supported: the same at the next attempt."""
+
 _COLLISION = "Duplicate request ID"
 """SGLang's words for an id that is live: a router asked again before a worker had let go of the first attempt. Another id helps."""
 
@@ -126,7 +129,7 @@ def error_for_status(status: int, message: str, retry_after: float | None = None
         return EngineUnavailable(message)
     if status in _OVERLOADED:
         return EngineOverloaded(message, retry_after)
-    if 400 <= status < 500:
+    if 400 <= status < 500 or status in _NEVER:
         return EngineRejected(message)
     return EngineUnavailable(message)
 

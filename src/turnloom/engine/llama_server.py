@@ -24,6 +24,7 @@ from turnloom.engine.http import BROKEN, EngineHTTP, refusal, words
 from turnloom.engine.llama_completion import Completions, Policy, Step
 from turnloom.engine.llama_slots import Slots, look_at_slots
 from turnloom.engine.metrics import ABORTS, PROTOCOL_ERRORS
+from turnloom.engine.once import Once
 from turnloom.engine.prompts import check_prompt, room
 from turnloom.errors import ConfigError, EngineError, EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, FloatArray, IntArray, Sampling, floats, ids
@@ -112,14 +113,18 @@ class LlamaServerEngine:
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._idle_timeout = idle_timeout
-        self._found: tuple[Capabilities, Completions, Slots] | None = None
-        self._finding = asyncio.Lock()
+        self._found = Once[tuple[Capabilities, Completions, Slots]]()
+        self._slots = (0, Slots(0))
+        """Their number, and who has them: turns that run keep theirs, whatever is forgotten of the server."""
         self._live: dict[str, _Flight] = {}
         self._leaving: set[asyncio.Task[AbortOutcome]] = set()
 
     async def capabilities(self) -> Capabilities:
         """Raises EngineOverloaded while the server loads its model, else as the contract says."""
         return (await self._find())[0]
+
+    def forget(self) -> None:
+        self._found.forget()
 
     async def sample(
         self, prompt: IntArray, sampling: Sampling, *, rid: str, routing_key: str = "", trace: Trace | None = None
@@ -265,10 +270,7 @@ class LlamaServerEngine:
         return AbortOutcome.UNVERIFIED
 
     async def _find(self) -> tuple[Capabilities, Completions, Slots]:
-        async with self._finding:
-            if self._found is None:
-                self._found = await self._find_server()
-            return self._found
+        return await self._found.get(self._find_server)
 
     async def _find_server(self) -> tuple[Capabilities, Completions, Slots]:
         props = await self._get("/props")
@@ -282,7 +284,8 @@ class LlamaServerEngine:
             raise EngineProtocol(f"{self.name} does not say its context length; give it with the engine's URL")
         vocab = self._vocab_size or meta.get("n_vocab")
         vocab = vocab if isinstance(vocab, int) and vocab > 0 else None
-        count = props.get("total_slots")
+        said = props.get("total_slots")
+        count = said if isinstance(said, int) and said > 0 else 1
         path = props.get("model_path")
         able = Capabilities(
             model=str(props.get("model_alias") or path or "unknown"),
@@ -293,7 +296,9 @@ class LlamaServerEngine:
         )
         plain = await self._find_plain_token()
         completions = Completions(self._http, vocab_size=vocab, certain=plain, patience=self._idle_timeout)
-        return able, completions, Slots(count if isinstance(count, int) and count > 0 else 1)
+        if self._slots[0] != count:
+            self._slots = count, Slots(count)
+        return able, completions, self._slots[1]
 
     async def _get(self, path: str) -> dict[str, Any]:
         """Raises EngineError, which for a server that is loading its model is EngineOverloaded."""

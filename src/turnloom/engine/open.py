@@ -45,16 +45,33 @@ async def open_engine(url: str) -> Engine:
         from turnloom.engine.local import start_local
 
         return await start_local(rest or "smollm2")
-    parts = urlsplit(url)
+    none = ConfigError(f"{_shown(url)!r} names no engine; give {FORMS}")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        # Its words have the URL in them.
+        raise none from None
     kind, _, transport = parts.scheme.partition("+")
     if kind not in _CLIENTS or transport not in ("", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r} names no engine; give {FORMS}")
+        raise none
     secure = "https" in (kind, transport)
     base = urlunsplit(("https" if secure else "http", parts.netloc, parts.path, "", ""))
-    return _CLIENTS[kind](base, **_options(url, parts.query))
+    options, key_name = _options(_shown(url), parts.query)
+    if parts.username is not None and options["api_key"]:
+        raise ConfigError(f"{_shown(url)!r} has a user in it, and the environment a key for it, {key_name!r}: give one of the two")
+    return _CLIENTS[kind](base, **options)
 
 
-def _options(url: str, query: str) -> dict[str, Any]:
+def _shown(url: str) -> str:
+    """Of any words at all: without what is before an @, and without the query."""
+    scheme, slashes, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
+    return f"{scheme}{slashes}{rest.rpartition('@')[2].partition('?')[0]}"
+
+
+def _options(url: str, query: str) -> tuple[dict[str, Any], str]:
+    """What a client is made with, and the name of the variable that its key is from."""
+    key_name = KEY_VARIABLE
     options: dict[str, Any] = {"api_key": os.environ.get(KEY_VARIABLE) or None}
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name in ("context_length", "vocab_size") and value.isdecimal() and int(value) > 1:
@@ -64,12 +81,13 @@ def _options(url: str, query: str) -> dict[str, Any]:
         elif name == "idle_timeout" and value.isdecimal() and int(value) > 0:
             options[name] = float(value)
         elif name == "key_env" and os.environ.get(value):
-            options["api_key"] = os.environ[value]
+            key_name, options["api_key"] = value, os.environ[value]
         elif name == "key_env":
             raise ConfigError(f"{url!r}: the environment has no {value!r}, which is to hold the engine's key")
         else:
             raise ConfigError(
-                f"{url!r}: {name}={value} is no option of an engine; there are context_length=N, vocab_size=N, "
+                # Not its value, which may be a key that was given in the wrong place.
+                f"{url!r}: {name}= is not, or not so, an option of an engine; there are context_length=N, vocab_size=N, "
                 "logprobs=raw|temperature, idle_timeout=SECONDS, key_env=NAME"
             )
-    return options
+    return options, key_name

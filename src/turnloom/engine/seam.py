@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,30 +54,25 @@ class Seam:
 
     def open(self) -> None:
         """A new request begins."""
-        self._before, self._own, self._start = [*self._before, *self._own], [], self.count
+        self._before, self._own, self._start = _joined([*self._before, *self._own]), [], self.count
 
     def add(self, chunk: Chunk) -> Chunk:
-        """The chunk as one of the whole output: its spans over all tokens, on the last one; cached tokens are those of the first prompt."""
+        """The chunk as one of the whole output: spans over all tokens so far, since a reader may stop at any; cached tokens are
+        those of the first prompt."""
         start = self.count
         if len(chunk.ids):
             self._ids.append(chunk.ids)
             self._last = int(chunk.ids[-1])
             self.count += len(chunk.ids)
             if chunk.version is not None:
-                self._own.append(VersionSpan(chunk.version, start, self.count))
+                self._own = _joined([*self._own, VersionSpan(chunk.version, start, self.count)])
         if chunk.versions:
             self._own = [VersionSpan(s.version, s.start + self._start, s.end + self._start) for s in chunk.versions]
         cached = 0 if self._start else chunk.cached_tokens
-        return replace(chunk, cached_tokens=cached, versions=self._spans() if chunk.finish is not None else ())
+        return replace(chunk, cached_tokens=cached, versions=self._spans())
 
     def _spans(self) -> tuple[VersionSpan, ...]:
-        joined: list[VersionSpan] = []
-        for span in (*self._before, *self._own):
-            if joined and joined[-1].version == span.version and joined[-1].end == span.start:
-                span = VersionSpan(span.version, joined.pop().start, span.end)
-            if span.end > span.start:
-                joined.append(span)
-        return tuple(joined)
+        return tuple(_joined([*self._before, *self._own]))
 
     def over(self, trace: Trace) -> Chunk | None:
         """The last chunk, where an output that broke off was complete: its last token ends a reply, or was the last allowed,
@@ -90,3 +86,14 @@ class Seam:
     def end(self, finish: Finish) -> Chunk:
         """A last chunk without tokens."""
         return Chunk(NO_IDS, NO_FLOATS, finish, self._spans())
+
+
+def _joined(spans: Sequence[VersionSpan]) -> list[VersionSpan]:
+    """Neighbours of one version as one span, empty ones left out."""
+    joined: list[VersionSpan] = []
+    for span in spans:
+        if joined and joined[-1].version == span.version and joined[-1].end == span.start:
+            span = VersionSpan(span.version, joined.pop().start, span.end)
+        if span.end > span.start:
+            joined.append(span)
+    return joined

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import uuid
@@ -13,6 +12,7 @@ from turnloom.engine.answers import check_prompt_tokens
 from turnloom.engine.call import Calls
 from turnloom.engine.contract import LOGPROB_SLACK, AbortOutcome, Capabilities, Chunk, PauseMode, Trace
 from turnloom.engine.http import EngineHTTP
+from turnloom.engine.once import Once
 from turnloom.engine.prompts import check_prompt, room
 from turnloom.engine.sglang_stop import Workers
 from turnloom.engine.sglang_stream import ROUTED_EXPERTS, StreamDecoder, read_experts
@@ -62,26 +62,26 @@ class SGLangEngine:
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._convention = logprob_convention
-        self._found: Capabilities | None = None
-        self._finding = asyncio.Lock()
-        self._experts: int | None = None if arrays else 0
-        """How many are chosen per token, over all layers; None as long as nobody has asked."""
+        self._found = Once[Capabilities]()
+        self._arrays = bool(arrays)
+        self._experts = Once[int]()
+        """How many are chosen per token, over all layers."""
         self._paused = False
 
     async def capabilities(self) -> Capabilities:
-        if self._found is not None:
-            return self._found
-        async with self._finding:
-            if self._found is None:
-                self._found = await self._find_capabilities()
-            return self._found
+        return await self._found.get(self._find_capabilities)
+
+    def forget(self) -> None:
+        self._found.forget()
+        self._experts.forget()
 
     async def sample(
         self, prompt: IntArray, sampling: Sampling, *, rid: str, routing_key: str = "", trace: Trace | None = None
     ) -> AsyncIterator[Chunk]:
         able = await self.capabilities()
         body = generate_body(prompt, sampling, able, rid)
-        if experts := await self._find_experts(int(prompt[-1])):
+        experts = await self._experts.get(lambda: self._find_experts(int(prompt[-1]))) if self._arrays else 0
+        if experts:
             body |= {"return_routed_experts": True, "routed_experts_start_len": len(prompt) - 1}
         call = self._http.post("/generate", body, {ROUTING_HEADER: routing_key} if routing_key else None)
         stream = self._calls.stream(call, StreamDecoder(able.vocab_size, len(prompt), experts), rid, trace)
@@ -139,20 +139,15 @@ class SGLangEngine:
 
     async def _find_experts(self, token: int) -> int:
         """Asks for one token after one: whatever a server makes of the wish, its answer then has one row."""
-        if self._experts is not None:
-            return self._experts
-        async with self._finding:
-            if self._experts is None:
-                rid = uuid.uuid4().hex
-                params = {"temperature": 1.0, "max_new_tokens": 1, "ignore_eos": True}
-                body = {"rid": rid, "input_ids": [token], "sampling_params": params, "return_routed_experts": True, "stream": False}
-                said = await self._calls.ask("/generate", body, rid)
-                meta = said.get("meta_info") if isinstance(said, dict) else None
-                found = meta.get(ROUTED_EXPERTS) if isinstance(meta, dict) else None
-                if found is None:
-                    log.warning("%s gives no routed experts: start it with --enable-return-routed-experts, without a router", self.name)
-                self._experts = 0 if found is None else read_experts(found, 1, 0).shape[1]
-            return self._experts
+        rid = uuid.uuid4().hex
+        params = {"temperature": 1.0, "max_new_tokens": 1, "ignore_eos": True}
+        body = {"rid": rid, "input_ids": [token], "sampling_params": params, "return_routed_experts": True, "stream": False}
+        said = await self._calls.ask("/generate", body, rid)
+        meta = said.get("meta_info") if isinstance(said, dict) else None
+        found = meta.get(ROUTED_EXPERTS) if isinstance(meta, dict) else None
+        if found is None:
+            log.warning("%s gives no routed experts: start it with --enable-return-routed-experts, without a router", self.name)
+        return 0 if found is None else read_experts(found, 1, 0).shape[1]
 
     async def _find_capabilities(self) -> Capabilities:
         model = await self._http.info("/model_info", "/get_model_info")

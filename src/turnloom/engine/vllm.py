@@ -21,6 +21,7 @@ from turnloom.engine.answers import check_prompt_tokens
 from turnloom.engine.call import Calls
 from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk, PauseMode, Trace
 from turnloom.engine.http import BROKEN, INFO_SECONDS, EngineHTTP, refusal, words
+from turnloom.engine.once import Once
 from turnloom.engine.prompts import check_prompt, room
 from turnloom.engine.sglang import ROUTING_HEADER
 from turnloom.engine.vllm_stop import ABSENT, Requests
@@ -72,12 +73,14 @@ class VLLMEngine:
         self._context_length = context_length
         self._convention = logprob_convention
         self._route = route
-        self._found: tuple[Capabilities, Route] | None = None
-        self._finding = asyncio.Lock()
+        self._found = Once[tuple[Capabilities, Route]]()
 
     async def capabilities(self) -> Capabilities:
         able, _ = await self._find()
         return able
+
+    def forget(self) -> None:
+        self._found.forget()
 
     async def sample(
         self, prompt: IntArray, sampling: Sampling, *, rid: str, routing_key: str = "", trace: Trace | None = None
@@ -137,10 +140,10 @@ class VLLMEngine:
             raise EngineRejected(f"{self.name} refuses {path}: {error}; vLLM has it when VLLM_SERVER_DEV_MODE=1 is set") from error
 
     async def _find(self) -> tuple[Capabilities, Route]:
-        async with self._finding:
-            if self._found is None:
-                self._found = await self._find_capabilities(), self._route or await self._find_route()
-            return self._found
+        return await self._found.get(self._find_server)
+
+    async def _find_server(self) -> tuple[Capabilities, Route]:
+        return await self._find_capabilities(), self._route or await self._find_route()
 
     async def _find_route(self) -> Route:
         """An empty body is refused by an endpoint that is there, for being empty."""

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -245,16 +246,18 @@ class Gateway:
         sessions, self._sessions = self._sessions, None
         runner, self._runner = self._runner, None
         pools, self._pools = self._pools, {}
-        if sessions is not None:
-            await sessions.close()
-        if runner is not None:
-            await runner.cleanup()
-        for pool in pools.values():
-            pool.release()
-            await pool.close()
-        if sessions is not None:
-            await sessions.settled()
-        await self._store.close()
+        async with AsyncExitStack() as closing:  # from the last to the first, whatever one of them raises
+            closing.push_async_callback(self._store.close)
+            if sessions is not None:
+                closing.push_async_callback(sessions.settled)
+            for pool in pools.values():
+                closing.push_async_callback(pool.close)
+            if runner is not None:
+                closing.push_async_callback(runner.cleanup)
+            if sessions is not None:
+                await sessions.close()
+            for pool in pools.values():
+                pool.release()
 
     async def __aenter__(self) -> Self:
         return await self.start()

@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 
 from turnloom.engine.contract import Chunk
+from turnloom.errors import EngineProtocol
 from turnloom.parse.contract import Parser
 from turnloom.parse.stops import StopTrimmer
 from turnloom.render.contract import Tokenizer
@@ -89,10 +90,20 @@ class Output:
             return chunk
         found = np.flatnonzero(chunk.ids == finish.matched)
         if not found.size:
+            if len(chunk.ids) or (self._count and self._ids_end() != finish.matched):
+                self._check_not_passed(finish.matched)
             return chunk
         end = int(found[0]) + 1
         self.surplus += len(chunk.ids) - end
         return replace(chunk, ids=chunk.ids[:end], logprobs=chunk.logprobs[:end])
+
+    def _ids_end(self) -> int:
+        return next(int(part[-1]) for part in reversed(self._ids) if len(part))
+
+    def _check_not_passed(self, stop: int) -> None:
+        """Raises EngineProtocol where the token that the engine says it stopped at lies behind: what came after went out as text."""
+        if any((part == stop).any() for part in self._ids):
+            raise EngineProtocol(f"the engine went on after token {stop}, and then said that it had stopped there")
 
     def _keep(self, chunk: Chunk) -> None:
         self._ids.append(chunk.ids)
@@ -110,6 +121,7 @@ class Output:
             self._count = end
             self._held.clear()
             self.surplus += over
+            del self.tokens[end:]
         return max(over, 0)
 
     def _tokens(self, chunk: Chunk) -> list[ReplyEvent]:
@@ -128,6 +140,7 @@ class Output:
         while self._held and self._held[-1] in self._end_ids:
             self._held.pop()
         tail = self._parse(self._decoded(self._held, last=True))
+        self._cut_at_stop()
         rest = self._stops.finish()
         events = list(chain(self._parser.feed(rest) if rest else [], self._parser.finish()))
         return tail + [self._builder.feed(e) for e in events]

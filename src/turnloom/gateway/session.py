@@ -38,6 +38,8 @@ class Session:
         self._settling: set[asyncio.Task[None]] = set()
         self.closing = False
         """Turns in flight are being cancelled by us, not by their clients."""
+        self.stopping = False
+        """The gateway takes no new turn."""
 
     @property
     def in_flight(self) -> int:
@@ -51,6 +53,8 @@ class Session:
         """
         if self.row.status != "open":
             raise SessionClosed("this session is finished; open a new one")
+        if self.stopping:
+            raise SessionClosed("the gateway is stopping; ask again when it is back")
         limit = self.row.limits.max_turns
         used = len(self.tree.turns) - self.tree.failed + len(self._in_flight)
         if limit is not None and used >= limit:

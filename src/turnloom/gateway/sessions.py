@@ -48,6 +48,7 @@ class Sessions:
         self._by_id: dict[str, Session] = {}
         self._ids: dict[str, str] = {}
         self._lock = asyncio.Lock()
+        self._stopping = False
 
     async def open(
         self,
@@ -130,7 +131,10 @@ class Sessions:
         self._ids.pop(session.row.key_hash, None)
 
     async def close(self) -> None:
-        """Cancel what is in flight; sessions stay open on disk and go on after a restart."""
+        """Take no new turn and cancel what is in flight; sessions stay open on disk and go on after a restart."""
+        self._stopping = True
+        for session in self._by_id.values():
+            session.stopping = True
         await asyncio.gather(*(s.cancel_in_flight() for s in list(self._by_id.values())))
 
     async def settled(self) -> None:
@@ -151,6 +155,7 @@ class Sessions:
             return self._keep(Session(row, self._store, tree))
 
     def _keep(self, session: Session) -> Session:
+        session.stopping = self._stopping
         self._by_id[session.row.id] = session
         self._ids[session.row.key_hash] = session.row.id
         return session

@@ -69,7 +69,7 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
         builder = ReplyBuilder(turn_id, dialect.call_prefix)
         ends, stop = model.renderer.end_ids, sampling.stop
         output = Output(model.tokenizer, parser, builder, end_ids=ends, stop=stop, show_tokens=request.logprobs)
-        trace = Trace(end_ids=ends | frozenset(model.tokenizer.eos_ids))
+        trace = Trace(end_ids=ends)
         decode = model.tokenizer.decode
         record = TurnRecorder(session, turn_id, pending, prompt, output, sampling, engine, decode, started, parts.clock, trace)
         head = replace(head, prompt_tokens=len(prompt.ids))

@@ -7,61 +7,23 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.support.members import ABLE, STOP, Member, aborted, some
+from tests.support.pool_turns import PROMPT, RID, SOON, by_hand, first_of, sampled, tokens, two
 from turnloom.engine.contract import Capabilities, Chunk, Trace
 from turnloom.engine.metrics import CONTINUED
 from turnloom.engine.pool import Patience, Pool
 from turnloom.errors import ConfigError, EngineError, EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
 from turnloom.types import Finish, FinishReason, Piece, Sampling, VersionSpan, ids
 
-PROMPT = ids([1, 2, 3])
-RID = "0" * 32
 DEAD = EngineUnavailable("it broke off")
 BUSY = EngineOverloaded("busy")
-SOON = Patience(attempts=3, seconds=60, pause=0.0, longest=0.0)
 
 
 @pytest.fixture(autouse=True)
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The waits between requests: none of them is waited for, and only they are time."""
-    waits: list[float] = []
-    sleep = asyncio.sleep
-    monkeypatch.setattr("turnloom.engine.pool.monotonic", lambda: sum(waits))
-
-    async def asleep(seconds: float) -> None:
-        waits.append(seconds)
-        await sleep(0)
-
-    monkeypatch.setattr("turnloom.engine.pool.asyncio.sleep", asleep)
-    return waits
-
-
-async def sampled(
-    pool: Pool, *, max_tokens: int | None = 50, key: str = "s", trace: Trace | None = None, rid: str = RID, **sampling: Any
-) -> list[Chunk]:
-    stream = pool.sample(PROMPT, Sampling(max_tokens=max_tokens, **sampling), rid=rid, routing_key=key, trace=trace)
-    return [chunk async for chunk in stream]
-
-
-def tokens(chunks: list[Chunk]) -> list[int]:
-    assert [c.finish is not None for c in chunks] == [False] * (len(chunks) - 1) + [True], "one last chunk"
-    whole = np.concatenate([c.ids for c in chunks]).tolist()
-    assert np.concatenate([c.logprobs for c in chunks]).tolist() == [-t / 128 for t in whole], "each with the logprob it came with"
-    return whole
-
-
-def first_of(pool: Pool, key: str) -> Member:
-    return pool._order(key)[0].engine  # type: ignore[return-value]
-
-
-def two(patience: Patience = SOON, **plans: Any) -> tuple[Pool, Member, Member]:
-    """A pool, the session's own engine, and the other one."""
-    pool = Pool([Member("one"), Member("two")], patience)
-    own = first_of(pool, "s")
-    return pool, own, next(m for m in pool.members if m is not own)  # type: ignore[return-value]
+    return by_hand(monkeypatch)
 
 
 async def test_it_goes_on_elsewhere_from_the_prompt_and_the_ids_so_far(slept: list[float]) -> None:

@@ -38,6 +38,9 @@ class RecordingEngine:
     async def capabilities(self) -> Capabilities:
         return Capabilities("m", 100_000, self.tokenizer.vocab_size, "raw")
 
+    def forget(self) -> None:
+        return None
+
     async def sample(
         self, prompt: IntArray, sampling: Sampling, *, rid: str, routing_key: str = "", trace: Trace | None = None
     ) -> AsyncIterator[Chunk]:

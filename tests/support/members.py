@@ -50,6 +50,7 @@ class Member:
     """Pauses and resumes."""
     refuses: EngineError | None = None
     """What a pause or a resume raises."""
+    forgotten: int = 0
     closed: int = 0
     """Streams that were left before their end."""
     live: dict[str, asyncio.Event] = field(default_factory=dict)
@@ -58,6 +59,9 @@ class Member:
         if isinstance(self.able, EngineError):
             raise self.able
         return self.able
+
+    def forget(self) -> None:
+        self.forgotten += 1
 
     async def sample(
         self, prompt: IntArray, sampling: Sampling, *, rid: str, routing_key: str = "", trace: Trace | None = None

@@ -85,9 +85,10 @@ def _options(url: str, query: str) -> tuple[dict[str, Any], str]:
         elif name == "key_env":
             raise ConfigError(f"{url!r}: the environment has no {value!r}, which is to hold the engine's key")
         else:
+            # An unknown one's value may be a key that was given in the wrong place.
+            said = f"{name}={value}" if name in ("context_length", "vocab_size", "logprobs", "idle_timeout") else name
             raise ConfigError(
-                # Not its value, which may be a key that was given in the wrong place.
-                f"{url!r}: {name}= is not, or not so, an option of an engine; there are context_length=N, vocab_size=N, "
+                f"{url!r}: {said} is no option of an engine; there are context_length=N, vocab_size=N, "
                 "logprobs=raw|temperature, idle_timeout=SECONDS, key_env=NAME"
             )
     return options, key_name

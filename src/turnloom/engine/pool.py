@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -20,10 +20,13 @@ from typing import Any
 from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk, Engine, PauseMode, Trace
 from turnloom.engine.gate import Clock, Gate
 from turnloom.engine.metrics import CONTINUED
+from turnloom.engine.patience import PATIENCE, Budget, Member, Patience
 from turnloom.engine.prompts import check_prompt, room
 from turnloom.engine.seam import Seam
-from turnloom.errors import ConfigError, EngineError, EngineOverloaded, EngineUnavailable
+from turnloom.errors import ConfigError, EngineOverloaded, EngineUnavailable
 from turnloom.types import NO_FLOATS, NO_IDS, Finish, FinishReason, FloatArray, IntArray, Piece, Sampling
+
+__all__ = ["ABORT_SECONDS", "CHECK_SECONDS", "PATIENCE", "WHY_CHARS", "Patience", "Pool", "worst"]
 
 log = logging.getLogger("turnloom.engine")
 
@@ -34,73 +37,8 @@ WHY_CHARS = 200
 _AGAIN = 0.25
 """Seconds until a request that still runs is told to stop again: it may have been on its way to its engine."""
 
-_REST = 0.5
-_LONGEST_REST = 30.0
-"""Seconds that an engine which failed is left alone while there are others; doubled with each failure."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a turn goes on with engines that fail: `attempts` more requests in a row without a token, and `seconds` since
-    the first of these failed. Where there is no other engine, the wait before each grows from `pause` seconds to `longest`.
-    """
-
-    attempts: int = 8
-    seconds: float = 120.0
-    pause: float = 0.25
-    longest: float = 5.0
-
-
-PATIENCE = Patience()
-
-
-class _Budget:
-    """What is left of a turn's patience."""
-
-    def __init__(self, patience: Patience, clock: Callable[[], float]) -> None:
-        self._patience = patience
-        self._clock = clock
-        self.renew()
-
-    def renew(self) -> None:
-        """A token came, or a hold is over."""
-        self._failed, self._since = 0, 0.0
-
-    def wait(self, asked: float | None, *, elsewhere: bool) -> float | None:
-        """A request failed. Seconds until the next; None when there is to be none. `asked` is what the engine itself asked for."""
-        own, now = self._patience, self._clock()
-        if not self._failed:
-            self._since = now
-        self._failed += 1
-        pause = 0.0 if elsewhere else max(asked or 0.0, min(own.pause * 2 ** (self._failed - 1), own.longest))
-        return None if self._failed > own.attempts or now - self._since + pause > own.seconds else pause
-
-
-@dataclass(slots=True)
-class _Member:
-    engine: Engine
-    failures: int = 0
-    refusals: int = 0
-    rests_until: float = 0.0
-
-    def failed(self, now: float) -> None:
-        """All that break at once are one failure."""
-        if self.rests_until <= now:
-            self.failures += 1
-            self.rests_until = now + _rest(self.failures)
-
-    def refused(self, now: float, asked: float | None) -> None:
-        """Busy once, it is asked again; then others are."""
-        self.refusals += 1
-        if self.refusals > 1 and self.rests_until <= now:
-            self.rests_until = now + max(asked or 0.0, _rest(self.refusals - 1))
-
-    def answered(self) -> None:
-        self.failures, self.refusals, self.rests_until = 0, 0, 0.0
-
-
-def _rest(times: int) -> float:
-    return float(min(_REST * 2 ** min(times - 1, 16), _LONGEST_REST))
+CHECK_SECONDS = 5.0
+"""How long a turn waits for an engine to say what it is, where there are others."""
 
 
 @dataclass(slots=True)
@@ -111,7 +49,7 @@ class _Turn:
     routing_key: str
     seam: Seam
     trace: Trace
-    budget: _Budget
+    budget: Budget
     clock: Clock
     requests: int = 0
     stopped: bool = False
@@ -127,7 +65,7 @@ class Pool:
         names = [engine.name for engine in members]
         if len(set(names)) < len(names):
             raise ConfigError(f"an engine is named twice: {', '.join(names)}")
-        self._members = [_Member(engine) for engine in members]
+        self._members = [Member(engine) for engine in members]
         self._patience = patience
         self._found: Capabilities | None = None
         self._turns: dict[str, _Turn] = {}
@@ -144,13 +82,22 @@ class Pool:
         if self._found is None:
             told = await asyncio.gather(*(m.engine.capabilities() for m in self._members), return_exceptions=True)
             for failure in told:
-                if isinstance(failure, BaseException) and not isinstance(failure, EngineUnavailable):
+                if isinstance(failure, BaseException) and not isinstance(failure, _NOT_NOW):
                     raise failure
             able = [found for found in told if isinstance(found, Capabilities)]
             if not able:
                 raise next(failure for failure in told if isinstance(failure, BaseException))
-            self._found = _together(able)
+            together = _together(able)
+            for member, found in zip(self._members, told, strict=True):
+                if isinstance(found, Capabilities):
+                    _note(member, found, together)
+            self._found = together
         return self._found
+
+    def forget(self) -> None:
+        self._found = None
+        for member in self._members:
+            member.engine.forget()
 
     async def sample(
         self, prompt: IntArray, sampling: Sampling, *, rid: str, routing_key: str = "", trace: Trace | None = None
@@ -163,7 +110,7 @@ class Pool:
         check_prompt(prompt, able)
         trace = trace or Trace()
         seam = Seam(prompt, replace(sampling, max_tokens=room(prompt, sampling, able)))
-        budget = _Budget(self._patience, monotonic)
+        budget = Budget(self._patience, monotonic)
         with self.gate.watch(trace.timer) as clock, self._known(_Turn(rid, routing_key, seam, trace, budget, clock)) as turn:
             why = ""
             while True:
@@ -182,9 +129,9 @@ class Pool:
                             why = chunk.finish.message or "aborted"
                             if len(chunk.ids):
                                 yield replace(chunk, finish=None, versions=())
-                except (EngineUnavailable, EngineOverloaded) as error:
+                except _NOT_NOW as error:
                     failure, why = error, str(error)
-                wait = self._goes_on(turn, member, failure)
+                wait = self._goes_on(turn, member)
                 if wait is None:
                     if failure is not None and not turn.stopped and seam.over(trace) is None:
                         raise failure
@@ -194,13 +141,16 @@ class Pool:
                 CONTINUED.inc()
                 await asyncio.sleep(wait)
 
-    def _goes_on(self, turn: _Turn, member: _Member, failure: EngineError | None) -> float | None:
+    def _goes_on(self, turn: _Turn, member: Member) -> float | None:
         """Seconds until the next request; None when there is none: the reply is whole, or cannot be gone on with, or patience is over."""
         if turn.stopped or turn.seam.over(turn.trace) is not None or turn.seam.constrained:
             return None
         if self.gate.shut:
             return 0.0
-        return turn.budget.wait(getattr(failure, "retry_after", None), elsewhere=self._elsewhere(member))
+        now, following = monotonic(), self._choose(turn.routing_key or turn.rid)
+        free = any(m is not member and m.rests_until <= now for m in self._members)
+        elsewhere = following is not member and following.rests_until <= now
+        return turn.budget.wait(max(following.asked_until - now, 0.0), at_once=elsewhere, counts=not free)
 
     @contextmanager
     def _known(self, turn: _Turn) -> Iterator[_Turn]:
@@ -210,65 +160,77 @@ class Pool:
         finally:
             del self._turns[turn.rid]
 
-    async def _let_through(self, turn: _Turn) -> None:
-        if await self.gate.wait(turn.clock):
+    async def _let_through(self, turn: _Turn) -> bool:
+        """Whether it had to wait."""
+        held = await self.gate.wait(turn.clock)
+        if held:
             turn.budget.renew()
+        return held
 
-    async def _attempt(self, member: _Member, turn: _Turn) -> AsyncGenerator[Chunk, None]:
+    async def _attempt(self, member: Member, turn: _Turn) -> AsyncGenerator[Chunk, None]:
         """One request. Raises what the engine raises; EngineUnavailable as well where the engine is another than the pool's."""
         seam = turn.seam
         try:
-            await self._check(member.engine)
+            await self._check(member)
             # Again: the gate may have been shut while the engine was asked, and nothing must come between it and the request.
-            await self._let_through(turn)
+            while await self._let_through(turn):
+                await self._check(member)
             if turn.stopped:
                 yield _STOPPED
                 return
             seam.open()
+            before = seam.count
             turn.requests += 1
             rid = f"{turn.rid}{turn.requests:04x}"
             with self.gate.through(rid, member.engine.name):
                 stream = member.engine.sample(seam.prompt, seam.sampling, rid=rid, routing_key=turn.routing_key, trace=turn.trace)
                 async with aclosing(stream) as chunks:  # type: ignore[type-var]
                     async for chunk in chunks:
-                        member.answered()
                         if len(chunk.ids):
                             turn.budget.renew()
-                        yield seam.add(chunk)
+                        chunk = seam.add(chunk)
+                        if seam.count > before or (chunk.finish and chunk.finish.reason is not FinishReason.ABORT):
+                            member.answered()
+                        yield chunk
+            if seam.count == before and not (turn.stopped or self.gate.shut):
+                # Aborted, or just over, with nothing given, and nobody here wanted that.
+                member.refused(monotonic())
         except EngineUnavailable:
             member.failed(monotonic())
+            member.engine.forget()
             raise
         except EngineOverloaded as error:
             member.refused(monotonic(), error.retry_after)
             raise
 
-    async def _check(self, engine: Engine) -> None:
-        """An engine that was silent when the pool began may be another model's."""
-        found = self._found
-        assert found is not None, "the pool's own capabilities come first"
-        able = await engine.capabilities()
+    async def _check(self, member: Member) -> None:
+        """An engine that was silent when the pool began, or failed since, may be another model's; any other has said what it is."""
+        found, name = await self.capabilities(), member.engine.name
+        try:
+            async with asyncio.timeout(CHECK_SECONDS if len(self._members) > 1 else None):
+                able = await member.engine.capabilities()
+        except TimeoutError as error:
+            raise EngineUnavailable(f"{name} does not say what it is") from error
+        if able == member.fits:
+            return
         try:
             _together([found, able])
         except ConfigError as error:
-            log.warning("%s is not used: %s", engine.name, error)
-            raise EngineUnavailable(f"{engine.name} does not fit its pool: {error}") from error
+            log.warning("%s is not used: %s", name, error)
+            raise EngineUnavailable(f"{name} does not fit its pool: {error}") from error
         if able.context_length < found.context_length:
-            log.warning("%s is not used: its context of %d is less than the pool's", engine.name, able.context_length)
-            raise EngineUnavailable(f"{engine.name} has a context of {able.context_length}, its pool one of {found.context_length}")
+            log.warning("%s is not used: its context of %d is less than the pool's", name, able.context_length)
+            raise EngineUnavailable(f"{name} has a context of {able.context_length}, its pool one of {found.context_length}")
+        _note(member, able, found)
 
-    def _order(self, key: str) -> list[_Member]:
+    def _order(self, key: str) -> list[Member]:
         """The session's own order (rendezvous hashing): what joins, leaves or rests changes the place of no other."""
         return sorted(self._members, key=lambda m: hashlib.blake2b(f"{key}\n{m.engine.name}".encode()).digest())
 
-    def _choose(self, key: str) -> _Member:
+    def _choose(self, key: str) -> Member:
         """The session's own engine, or the next in its order where that one rests; where all rest, the first that is to wake."""
         now, order = monotonic(), self._order(key)
-        return next((m for m in order if m.rests_until <= now), min(order, key=lambda m: m.rests_until))
-
-    def _elsewhere(self, member: _Member) -> bool:
-        """Whether another engine takes over at once. One that aborted, or is busy for the first time, is asked again."""
-        now = monotonic()
-        return member.rests_until > now and any(m.rests_until <= now for m in self._members)
+        return next((m for m in order if m.rests_until <= now), min(order, key=lambda m: m.wakes))
 
     async def abort(self, rid: str) -> AbortOutcome:
         """Stop the turn `rid`, which then ends as aborted, one that is held as soon as it is let go; or its one request of that id."""
@@ -333,7 +295,7 @@ class Pool:
         for member in others:
             try:
                 return await member.engine.prompt_logprobs(sequence, start)
-            except EngineUnavailable as error:
+            except _NOT_NOW as error:
                 log.info("%s computes no logprobs: %s", member.engine.name, error)
         return await last.engine.prompt_logprobs(sequence, start)
 
@@ -355,6 +317,9 @@ class Pool:
         _raise(await asyncio.gather(*(m.engine.close() for m in self._members), return_exceptions=True))
 
 
+_NOT_NOW = (EngineUnavailable, EngineOverloaded)
+"""What an engine raises that may work later, or elsewhere."""
+
 _STOPPED = Chunk(NO_IDS, NO_FLOATS, Finish(FinishReason.ABORT, message="stopped"))
 
 
@@ -371,6 +336,18 @@ def _begin(trace: Trace, seam: Seam, engine: str, why: str) -> None:
     trace.pieces.append(Piece(seam.count, engine, why[:WHY_CHARS]))
 
 
+def _note(member: Member, able: Capabilities, pool: Capabilities) -> None:
+    """It fits. One and the same model may have two names, as where its path differs between machines; two models must not pass unseen."""
+    member.fits = able
+    if able.model != pool.model:
+        log.warning(
+            "%s has the model %r, its pool has %r: if these are not the same, replies are made of both; give each a pool of its own",
+            member.engine.name,
+            able.model,
+            pool.model,
+        )
+
+
 def _together(able: Sequence[Capabilities]) -> Capabilities:
     """What holds of all; what one does not say may be as another says. Raises ConfigError where they cannot take turns in one output."""
     known: dict[str, Any] = {}
@@ -379,8 +356,18 @@ def _together(able: Sequence[Capabilities]) -> Capabilities:
         if len(said) > 1:
             raise ConfigError(f"engines of one pool differ in {name}: {said[0]} and {said[1]}; give each model a pool of its own")
         known[name] = said[0] if said else None
+    tokenizers = [each.tokenizer for each in able if each.tokenizer]
+    for other in tokenizers[1:]:
+        if _last(other) != _last(tokenizers[0]):
+            raise ConfigError(f"engines of one pool differ in tokenizer: {tokenizers[0]} and {other}; give each model a pool of its own")
+    known["tokenizer"] = tokenizers[0] if tokenizers else None
     context, structured = min(a.context_length for a in able), all(a.structured for a in able)
     return replace(able[0], context_length=context, structured=structured, **known)
+
+
+def _last(name: str) -> str:
+    """Where a model is a folder, its path may differ between machines."""
+    return name.rstrip("/").rpartition("/")[2]
 
 
 def worst(outcomes: Sequence[AbortOutcome]) -> AbortOutcome:

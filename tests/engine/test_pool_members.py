@@ -67,13 +67,14 @@ async def test_aborts_that_a_hold_made_do_not_count() -> None:
     pool, own, other = two()
     own.plan = [*[[never]] * 3, [some(5, finish=STOP)]]
     task = asyncio.create_task(sampled(pool))
-    for count in range(1, 4):
-        while not (own.live and len(own.asked) == count):
-            await asyncio.wait([task], timeout=0.001)
-        await pool.hold("abort", 60)
-        while not pool.gate.held:
-            await asyncio.wait([task], timeout=0.001)
-        pool.release()
+    async with asyncio.timeout(30):
+        for count in range(1, 4):
+            while not (own.live and len(own.asked) == count):
+                await asyncio.wait([task], timeout=0.001)
+            await pool.hold("abort", 60)
+            while not pool.gate.held:
+                await asyncio.wait([task], timeout=0.001)
+            pool.release()
     assert tokens(await task) == [5]
     assert other.asked == []
 

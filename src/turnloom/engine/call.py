@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,8 +29,8 @@ log = logging.getLogger("turnloom.engine")
 BUDGET = 5.0
 """Seconds for a whole abort, its check included."""
 
-_END_SECONDS = 1.0
-"""How long a stream that was told to stop may take to say that it did."""
+_END_SECONDS = (0.4, 0.6, 0.8)
+"""How long a stream that was told to stop may take to say that it did; after each but the last it is told again."""
 
 _DRAIN_SECONDS = 1.0
 """How long to wait for the end of the body after the last chunk, so that the connection can be used again."""
@@ -57,8 +57,11 @@ class Decoder(Protocol):
 class Stopper(Protocol):
     """How an engine is told to stop one request."""
 
-    async def tell(self, rid: str) -> bool:
-        """Whether every server that may have the request was told. Raises EngineError where none could be."""
+    async def tell(self, rid: str) -> bool | None:
+        """Whether every server that may have the request was told; None where a closed connection is all that stops one.
+
+        Raises EngineError where none could be told.
+        """
         ...
 
     async def gone(self, rid: str) -> AbortOutcome:
@@ -174,11 +177,10 @@ class Calls:
             async with asyncio.timeout(BUDGET):
                 told = await self._stopper.tell(rid)
                 outcome = AbortOutcome.UNVERIFIED
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_END_SECONDS):
-                        outcome = AbortOutcome.VERIFIED if await end() else outcome
+                if told is not None and await self._seen_to_end(rid, end):
+                    outcome = AbortOutcome.VERIFIED
                 _close(call)
-                if told and outcome is not AbortOutcome.VERIFIED:
+                if told is not False and outcome is not AbortOutcome.VERIFIED:
                     outcome = await self._stopper.gone(rid)
         except (EngineError, *BROKEN) as error:
             log.warning("the abort of %s at %s came to no end: %s", rid, self._http.name, words(error))
@@ -186,6 +188,20 @@ class Calls:
                 ABORT_FAILURES.inc()
         ABORTS.labels(outcome.value).inc()
         return outcome
+
+    async def _seen_to_end(self, rid: str, end: Callable[[], Awaitable[bool]]) -> bool:
+        """Told again meanwhile: a request that was still on its way when it was told first is there by then."""
+        seen = asyncio.ensure_future(end())
+        try:
+            for seconds in _END_SECONDS:
+                await asyncio.wait({seen}, timeout=seconds)
+                if seen.done():
+                    return seen.result()
+                if seconds != _END_SECONDS[-1]:
+                    await self._stopper.tell(rid)
+            return False
+        finally:
+            seen.cancel()
 
     async def ask(self, path: str, body: Mapping[str, Any], rid: str) -> Any:
         """One answer that is not streamed. Raises EngineError."""

@@ -40,8 +40,7 @@ class Requests:
         self._paths: tuple[str, ...] = _PATHS
         self.load = Look(self._load)
 
-    async def tell(self, rid: str) -> bool:
-        """True also where there is no such call: the closed connection, which follows, is what stops it there."""
+    async def tell(self, rid: str) -> bool | None:
         body = {"request_ids": request_ids(rid)}
         for path in self._paths:
             try:
@@ -57,7 +56,7 @@ class Requests:
         if self._paths:
             log.warning("%s has no call that aborts a request: start it with --enable-scale-out", self._http.name)
             self._paths = ()
-        return True
+        return None
 
     async def gone(self, rid: str) -> AbortOutcome:
         """Nothing running or waiting is proof. Others' requests may be what is left, so a busy server proves nothing."""

@@ -51,8 +51,8 @@ class Table:
 
     def missing(self) -> list[str]:
         """What this run did not show: a table of some engines would be a wrong one."""
-        columns = [f"{row}: {column}" for row in ROWS for column in COLUMNS if column not in self.rows.get(row, {})]
-        return columns + [fact for fact in FACTS if fact not in self.facts]
+        rows = [row for row in ROWS if not self.rows.get(row, {}).keys() >= COLUMNS.keys()]
+        return rows + [fact for fact in FACTS if fact not in self.facts]
 
     def write(self) -> None:
         """Put it into the document, in the place of the last run's."""

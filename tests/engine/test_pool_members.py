@@ -142,13 +142,11 @@ def back_as(able: Capabilities) -> tuple[Pool, Member, Member]:
         replace(ABLE, vocab_size=101),
         replace(ABLE, logprob_convention="temperature"),
         replace(ABLE, context_length=900),
-        replace(ABLE, tokenizer="other"),
     ],
-    ids=["vocabulary", "logprobs", "context", "tokenizer"],
+    ids=["vocabulary", "logprobs", "context"],
 )
 async def test_one_that_comes_back_as_something_else_is_not_gone_on_with(able: Capabilities, slept: list[float]) -> None:
     pool, own, other = back_as(able)
-    own.able = other.able = replace(ABLE, tokenizer="t")
     other.plan = [[some(6), DEAD], [some(7, finish=STOP)]]
     assert tokens(await sampled(pool)) == [4, 6, 7]
     slept.append(60.0)
@@ -165,6 +163,18 @@ async def test_one_that_comes_back_as_itself_is_gone_on_with(slept: list[float])
     slept.append(1.0)
     assert tokens(await sampled(pool)) == [5]
     assert (own.forgotten, other.forgotten) == (1, 0)
+
+
+async def test_one_that_comes_back_with_a_newer_checkpoint_is_gone_on_with(slept: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    """Its tokenizer is in the checkpoint's folder, which has another name; a warning says so."""
+    pool, own, other = back_as(replace(ABLE, model="ckpt/step_2", tokenizer="ckpt/step_2"))
+    other.plan = [[some(6, finish=STOP)]]
+    with caplog.at_level(logging.WARNING, "turnloom.engine"):
+        await sampled(pool)
+        slept.append(1.0)
+        assert tokens(await sampled(pool)) == [5]
+    assert len(own.asked) == 2
+    assert any("ckpt/step_2" in line for line in caplog.messages)
 
 
 async def test_forgetting_a_pool_is_forgetting_all_of_it() -> None:

@@ -213,8 +213,10 @@ class Pool:
             raise EngineUnavailable(f"{name} does not say what it is") from error
         if able == member.fits:
             return
+        # One that was here before may be back with a newer checkpoint, in a folder of its own.
+        like = able if member.fits is None else replace(able, tokenizer=found.tokenizer)
         try:
-            _together([found, able])
+            _together([found, like])
         except ConfigError as error:
             log.warning("%s is not used: %s", name, error)
             raise EngineUnavailable(f"{name} does not fit its pool: {error}") from error

@@ -424,24 +424,27 @@ async def test_a_pause_that_a_worker_does_not_know_is_an_error() -> None:
 
 @pytest.mark.parametrize("forgetful", [False, True])
 async def test_behind_a_router_nothing_decodes_on(forgetful: bool) -> None:
-    """The router knows no abort, the workers may forget: every request is stopped before its connection closes."""
-    long = Reply(ids=OUTPUT * 100, chunk=1, delay=0.005)
+    """The router knows no abort, the workers may forget: every one of two hundred is stopped before its connection closes."""
+    long = Reply(ids=OUTPUT * 100, chunk=1, delay=0.02, style="incremental")
     async with (
         ScriptedEngine(lambda *_: long, forgetful=forgetful) as one,
         ScriptedEngine(lambda *_: long, forgetful=forgetful) as two,
         ScriptedRouter([one.url, two.url]) as router,
         calling(router.url) as client,
     ):
-        traces = [Trace() for _ in range(20)]
-        tasks = [asyncio.create_task(read(client, f"r{n:02}", f"s{n}", trace)) for n, trace in enumerate(traces)]
-        for steps, task in enumerate(tasks):
-            for _ in range(steps * 5):
-                await asyncio.sleep(0)
-            task.cancel()
-        assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*tasks, return_exceptions=True))
+        traces = [Trace() for _ in range(200)]
+        for start in range(0, 200, 20):
+            numbered = list(enumerate(traces))[start : start + 20]
+            tasks = [asyncio.create_task(read(client, f"r{n:03}", f"s{n}", trace)) for n, trace in numbered]
+            for steps, task in enumerate(tasks):
+                for _ in range(steps * 5):
+                    await asyncio.sleep(0)
+                task.cancel()
+            assert all(isinstance(e, asyncio.CancelledError) for e in await asyncio.gather(*tasks, return_exceptions=True))
         outcomes = [outcome for trace in traces for outcome in await asyncio.gather(*trace.aborts)]
         assert AbortOutcome.FAILED not in outcomes
         assert (one.running, two.running) == (0, 0)
+        assert len(one.requests) + len(two.requests) > 100, "most were cancelled when a worker had them"
 
 
 async def test_a_routers_retry_keeps_its_id_and_a_dead_worker_is_passed_over() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engines.checkpoint import VOCAB_SIZE
 from tests.engines.cluster import load
 from tests.engines.servers import Server
 from turnloom.engine.contract import AbortOutcome, Chunk, Trace
@@ -19,13 +20,12 @@ from turnloom.errors import EngineRejected, EngineUnavailable
 from turnloom.testing.scripted_engine import ScriptedEngine
 from turnloom.types import FinishReason, IntArray, Sampling, VersionSpan, ids
 
-VOCAB = 151_000
 CONTEXT = 2048
 
 
 @contextlib.asynccontextmanager
 async def calling(url: str, **options: Any) -> AsyncIterator[SGLangEngine]:
-    client = SGLangEngine(url, vocab_size=VOCAB, **options)
+    client = SGLangEngine(url, vocab_size=VOCAB_SIZE, **options)
     try:
         yield client
     finally:

@@ -62,7 +62,7 @@ def test_a_missing_file_of_samples(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["ftp://host", "host:30000", "http://"])
 def test_a_url_that_names_no_engine(cli: Cli, url: str) -> None:
-    assert "names no engine; give http://HOST:PORT" in one_line(cli("serve", "--engine", url))
+    assert "names no engine; give sglang://HOST:PORT" in one_line(cli("serve", "--engine", url))
 
 
 def test_an_engine_that_does_not_answer(cli: Cli, tmp_path: Path) -> None:

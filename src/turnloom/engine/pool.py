@@ -128,7 +128,7 @@ class Pool:
                                 continue
                             why = chunk.finish.message or "aborted"
                             if len(chunk.ids):
-                                yield replace(chunk, finish=None, versions=())
+                                yield replace(chunk, finish=None)
                 except _NOT_NOW as error:
                     failure, why = error, str(error)
                 wait = self._goes_on(turn, member)

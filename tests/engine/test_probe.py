@@ -324,6 +324,27 @@ async def test_traps_of_a_server_are_found() -> None:
     assert await trapped(Toy(vocab_size=None)) == {"vocabulary_unknown": WARNING}  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("own", "said", "same"),
+    [
+        ("one two three", "onetwo  three", True),
+        ("one two three", "one tw", True),
+        ("one two \ufffd three", "one two \ufffd\ufffd", True),
+        ("one two \ufffd three", "one two three", True),
+        ("one two \ufffd three four", "one two our", True),
+        ("\ufffdone two", "one two", True),
+        ("one two three", "eno owt", False),
+        ("one two three", "one three", False),
+        ("one two \ufffd three", "zygzwyx", False),
+        ("a\ufffdb", "x", None),
+        ("one", "", None),
+    ],
+)
+def test_texts_are_compared_by_their_characters(own: str, said: str, same: bool | None) -> None:
+    assert probe_http.same_text(own, said) is same
+    assert probe_http.same_text(said, own) is same
+
+
 async def test_a_server_that_goes_on_for_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe_http, "_GONE_SECONDS", 0.3)
     assert await trapped(Toy(forgetful=True)) == {"disconnect_ignored": WARNING}

@@ -33,6 +33,9 @@ _START = 600.0
 """Seconds. Alone on two processors an engine is up within half a minute; with others beside it this takes several times as long."""
 
 
+_HELD: list[socket.socket] = []
+
+
 class StartFailed(Exception):
     """A server ended, or was not healthy in time. The words end with the tail of what it wrote."""
 
@@ -143,9 +146,18 @@ class Server:
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """One that nobody else is given while this process lives; a server may listen there, and listen there again.
+
+    A server needs half a minute to come to its port, and meanwhile others ask the
+    kernel for any. A bound socket that never listens keeps it from them; one who
+    names the port and allows sharing it, as servers do, may have it all the same.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("127.0.0.1", 0))
+    _HELD.append(held)
+    return int(held.getsockname()[1])
 
 
 class Router(Server):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import secrets
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -214,22 +213,31 @@ class Probe:
 
     async def _stop_token(self) -> None:
         """A greedy reply, and the same again with one of its tokens as the one that ends it."""
-        kind, prompt = self._known, self._prompt(16)
-        asked = self._http, kind, self.profile.model, prompt.tolist()
-        free = await raw.short(*asked, uuid.uuid4().hex, _SHORT)
+        kind = self._known
+        for _ in range(_PROMPTS):
+            prompt = self._prompt(16)
+            asked = self._http, kind, self.profile.model, prompt.tolist()
+            free = await raw.short(*asked, uuid.uuid4().hex, _SHORT)
+            agrees = self._text_agrees(free)
+            self._note(text_agrees=self.profile.text_agrees if agrees is None else agrees)
+            if self._tokenizer is None or agrees:
+                break
         counted = free.prompt_tokens
         if counted is not None and counted != len(prompt):
             self._note(prompt_sent=len(prompt), prompt_counted=counted)
         elif counted is not None:
             self._note(prompt_counted=self.profile.prompt_sent)
-        if self._tokenizer is not None and free.ids and free.text and max(free.ids) < self._tokenizer.vocab_size:
-            self._note(text_agrees=_same_text(self._tokenizer.decode(free.ids), free.text))
         if kind == "llamacpp" or not free.ids:
             return
         at = max(free.ids.index(token) for token in free.ids)
         stopped = await raw.short(*asked, uuid.uuid4().hex, _SHORT, stop=free.ids[at])
         if stopped.ids in (free.ids[:at], free.ids[: at + 1]):
             self._note(end_kept=len(stopped.ids) > at)
+
+    def _text_agrees(self, answer: raw.Answer) -> bool | None:
+        if self._tokenizer is None or not answer.ids or max(answer.ids) >= self._tokenizer.vocab_size:
+            return None
+        return raw.same_text(self._tokenizer.decode(answer.ids), answer.text)
 
     async def _abort(self) -> None:
         """A stream that is left after some tokens; tried again where a reply ended too soon."""
@@ -325,13 +333,6 @@ async def difference(engine: Engine, output: Output) -> Difference:
     computed = await engine.prompt_logprobs(output.sequence, len(output.prompt))
     apart = np.abs(computed.astype(np.float64) - np.array(output.logprobs))
     return Difference(float(apart.max()), float(apart.mean()), len(apart))
-
-
-def _same_text(own: str, said: str) -> bool | None:
-    """Spaces and halves of characters do not count, nor does what a server still holds back at the end."""
-    left, right = (re.sub(r"[\s\ufffd]+", "", text) for text in (own, said))
-    least, most = sorted((left, right), key=len)
-    return None if not least else most.startswith(least) and 2 * len(least) >= len(most)
 
 
 async def open_probe(url: str, tokenizer: Tokenizer | None = None) -> Probe:

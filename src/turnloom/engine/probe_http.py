@@ -6,9 +6,11 @@ Every request is short, or is closed and seen to end. Ids that are sent are the 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any
 
 import aiohttp
@@ -26,6 +28,9 @@ from turnloom.errors import ConfigError, EngineProtocol, EngineRejected, EngineU
 ANSWER_SECONDS = 10.0
 LONG = {"sglang": 3000, "vllm": 3000, "llamacpp": 300}
 """Tokens asked for where the request is to be left. llama.cpp's cannot be aborted by name."""
+
+_TELLING = 4
+"""Characters. As many that agree are no chance."""
 
 _SEEN_EVENTS = 400
 _GONE_SECONDS = 5.0
@@ -194,6 +199,22 @@ async def short(
         raise EngineProtocol(f"{http.name}{path} gave no usable answer") from error
 
 
+def same_text(own: str, said: str) -> bool | None:
+    """Whether two decoders agree on the text of the same ids; None where there is too little to tell.
+
+    Spaces do not count, nor does what a server still holds back at the end. Bytes that are no character come out
+    otherwise in a server that decodes token by token, with what stands beside them: then most must be the same.
+    """
+    exact = "\ufffd" not in own + said
+    least, most = sorted((re.sub(r"[\s\ufffd]+", "", text) for text in (own, said)), key=len)
+    if exact and least and not most.startswith(least):
+        return False
+    if len(least) < _TELLING:
+        return None
+    alike = sum(block.size for block in SequenceMatcher(None, least, most, autojunk=False).get_matching_blocks())
+    return 2 * alike > len(least)
+
+
 async def leave(
     http: EngineHTTP, kind: Kind, model: str, prompt: Sequence[int], rid: str, most: int, *, key: str, workers: Sequence[str]
 ) -> Left:
@@ -201,7 +222,7 @@ async def leave(
 
     A load that showed the request and then nothing is younger than the end of it. Raises EngineError.
     """
-    before = await load(http, kind, workers)
+    before = await _idle(http, kind, workers)
     path, body = _request(kind, model, prompt, rid, most, None, stream=True)
     style, shown, seen = "", False, 0
     try:
@@ -223,6 +244,14 @@ async def leave(
         return Left(style, before is not None)
     seconds = await _gone(http, kind, workers)
     return Left(style, True, seconds is not None, seconds)
+
+
+async def _idle(http: EngineHTTP, kind: Kind, workers: Sequence[str]) -> int | None:
+    """The load, after a while in which what ran before may end: only beside nothing else is a request of ours seen."""
+    if found := await load(http, kind, workers):
+        await _gone(http, kind, workers)
+        return await load(http, kind, workers)
+    return found
 
 
 async def _gone(http: EngineHTTP, kind: Kind, workers: Sequence[str]) -> float | None:

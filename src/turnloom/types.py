@@ -10,7 +10,7 @@ crosses the wire, it is hashable, and nothing is lost by parsing it early.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -18,31 +18,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-IntArray = npt.NDArray[np.int32]
-FloatArray = npt.NDArray[np.float32]
+from turnloom.arrays import NO_FLOATS, NO_IDS, FloatArray, IntArray, floats, ids, same_fields
+
+# These belong to the vocabulary too.
+__all__ = ["NO_FLOATS", "NO_IDS", "FloatArray", "IntArray", "floats", "ids", "same_fields"]
 
 Role = Literal["system", "user", "assistant", "tool"]
-
-
-def ids(values: Iterable[int] | npt.ArrayLike = ()) -> IntArray:
-    """A read-only int32 array [n] of token ids. Raises OverflowError outside int32."""
-    source = values if isinstance(values, np.ndarray) else np.array(list(values), dtype=np.int64)  # type: ignore[arg-type]
-    if source.size and (int(source.min()) < 0 or int(source.max()) > 2**31 - 1):
-        raise OverflowError("a token id is outside 0..2**31-1")
-    array = np.array(source, dtype=np.int32)
-    array.flags.writeable = False
-    return array
-
-
-def floats(values: Iterable[float] | npt.ArrayLike = ()) -> FloatArray:
-    """A read-only float32 array [n] of natural-log probabilities."""
-    array = np.array(values if isinstance(values, np.ndarray) else list(values), dtype=np.float32)  # type: ignore[arg-type]
-    array.flags.writeable = False
-    return array
-
-
-NO_IDS = ids()
-NO_FLOATS = floats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +127,8 @@ class Request:
     that a placeholder stands for. `pool` names the engines that answer, "" those
     of the policy.
 
+    `fingerprint` and `idempotency` say which earlier request this one may be again, as in `Turn`.
+
     `wire` holds what only the dialect needs, to say it again in its reply.
     """
 
@@ -163,6 +146,8 @@ class Request:
     previous: str = ""
     instructed: bool = False
     label: str = ""
+    fingerprint: str = ""
+    idempotency: str = ""
     declined: tuple[str, ...] = ()
     images: int = 0
     pool: str = ""
@@ -345,6 +330,16 @@ class Turn:
     """Tokens that the engine sampled after the reply's own end, at a stop string or stop token. They are not kept."""
     cached_tokens: int = 0
     """Prompt tokens that the engine had in its cache, as it says; of several pieces the first."""
+    fingerprint: str = ""
+    """Of the request that it answers: equal ones come from equal requests; "" where nobody looked."""
+    idempotency: str = ""
+    """Hex SHA-256 of the idempotency key that came with the request, "" for none."""
+    choice: int = 0
+    """Which of the replies to its request it is."""
+    reasoning_open: bool = False
+    """The prompt ends within the model's reasoning, so the output begins there."""
+    acknowledged: bool = False
+    """Its client is known to have the whole reply: all of it was written to a connection that stood."""
 
     @property
     def kept(self) -> int:
@@ -391,15 +386,3 @@ class Sample:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sample) and same_fields(self, other)
-
-
-def same_fields(left: object, right: object) -> bool:
-    """Equality of two dataclasses of one type whose fields may be arrays (NaN equals NaN)."""
-    for name in left.__slots__:  # type: ignore[attr-defined]
-        a, b = getattr(left, name), getattr(right, name)
-        if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-            if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=a.dtype.kind == "f"):
-                return False
-        elif a != b:
-            return False
-    return True

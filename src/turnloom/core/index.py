@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 
 from turnloom.core.match import Matcher
@@ -23,6 +24,14 @@ class Index:
         self.keys[node] = keys
         for key in keys:
             self._matching.setdefault((parent, key), []).append(node)
+
+    def rename(self, node: int, parent: int, keys: tuple[bytes, ...]) -> None:
+        """Other keys for a node that nothing follows."""
+        for key in self.keys[node]:
+            self._matching[parent, key].remove(node)
+        self.keys[node] = keys
+        for key in keys:
+            insort(self._matching.setdefault((parent, key), []), node)
 
     def follow(self, node: int, parent: int) -> None:
         """Something was added under `node` for the first time."""

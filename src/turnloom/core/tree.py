@@ -7,6 +7,7 @@ the tree is always on disk.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -366,11 +367,40 @@ class Tree:
         self._answered = node, answered
         return answered.place(self._message(node))
 
-    def amend(self, turn_id: str, outcome: Outcome | None = None, abort: str | None = None) -> None:
+    def amend(self, turn_id: str, outcome: Outcome | None = None, abort: str | None = None, acknowledged: bool = False) -> None:
         turn = self.turns[turn_id]
-        outcome = outcome or turn.outcome
-        self.failed += (outcome is Outcome.FAILED) - (turn.outcome is Outcome.FAILED)
-        self.turns[turn_id] = replace(turn, outcome=outcome, abort=turn.abort if abort is None else abort)
+        outcome, known = outcome or turn.outcome, acknowledged or turn.acknowledged
+        self._put(replace(turn, outcome=outcome, abort=turn.abort if abort is None else abort, acknowledged=known))
+
+    def replace(self, turn: Turn, reply: Message) -> None:
+        """A turn that was gone on with, in the place of its beginning. Raises ValueError where another turn goes on from that."""
+        node = self.node_of[turn.id]
+        parent, before = self.nodes[node].parent, self._message(node)
+        if node in self._children or turn.id in self._continued:
+            raise ValueError(f"turn {turn.id} has been gone on from as it was")
+        assert parent is not None, "a reply is no head"
+        self.nodes[node] = replace(self.nodes[node], message=reply)
+        for call_id in dict.fromkeys(c.id for c in before.calls):
+            self._calls[parent, call_id].remove(node)
+        for call_id in dict.fromkeys(c.id for c in reply.calls):
+            insort(self._calls.setdefault((parent, call_id), []), node)
+        self._said.pop(node, None)
+        if said := several_calls(reply):
+            self._said[node] = said
+        leading = parent in self._leading
+        for index in {id(i): i for i in (self._canonical, self.index)}.values():
+            old, new = index.keys[node], echo_keys(reply, index.matcher)
+            index.rename(node, parent, new)
+            if leading and index is self.index:
+                for key in old:
+                    self._openings[key].remove(node)
+                for key in new:
+                    insort(self._openings.setdefault(key, []), node)
+        self._put(turn)
+
+    def _put(self, turn: Turn) -> None:
+        self.failed += (turn.outcome is Outcome.FAILED) - (self.turns[turn.id].outcome is Outcome.FAILED)
+        self.turns[turn.id] = turn
 
     def chain(self, turn_id: str) -> list[Turn]:
         """The turns whose tokens make up this turn's sequence, first to last."""

@@ -25,15 +25,15 @@ from turnloom.types import FinishReason, Outcome, Request, Turn
 class Answer(StrEnum):
     NEW = "new"
     """A turn is made."""
-    REPLAY = "replay"
+    REPLAY = "replayed"
     """The recorded reply is whole, and is written again."""
-    RESUME = "resume"
+    RESUME = "resumed"
     """The recorded reply is a beginning; sampling goes on where it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a request says of itself, beside its idempotency key. `again`: that it was made before. `another`: that a new reply is wanted."""
+    """What a request says of itself, beside its idempotency key: that it was made before, or that `another` reply is wanted."""
 
     again: bool = False
     another: bool = False
@@ -72,8 +72,8 @@ class Answers:
         if turn.fingerprint:
             self._last[Identity(turn.fingerprint, turn.idempotency, turn.choice).place] = turn.id
 
-    def failed(self, asked: Identity) -> None:
-        """The last attempt came to nothing: who asks again means that one, not a reply before it."""
+    def begun(self, asked: Identity) -> None:
+        """Another turn is being made for it: who asks again means that one, whatever becomes of it, not a reply before it."""
         if asked.place in self._last:
             self._last[asked.place] = None
 

@@ -11,10 +11,12 @@ from functools import partial
 
 from aiohttp import web
 
+from turnloom.core.retry import Intent
 from turnloom.engine.pool import Pool
 from turnloom.errors import BadRequest, NotFound, TurnloomError
 from turnloom.gateway import admin, auth
 from turnloom.gateway import routes as dialect_routes
+from turnloom.gateway.answer import answer, identified, intent_of
 from turnloom.gateway.body import MAX_BODY, read_body
 from turnloom.gateway.labels import Labeler, labelled
 from turnloom.gateway.openapi import document
@@ -22,9 +24,9 @@ from turnloom.gateway.pools import Route, routed
 from turnloom.gateway.respond import KEEPALIVE_SECONDS, OtherChoiceFailed, Responder, http_error
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
-from turnloom.gateway.turn import Parts, count_tokens, take_turn
+from turnloom.gateway.turn import Parts, count_tokens
 from turnloom.types import Request
-from turnloom.wire.contract import COUNT, DEFAULT_READING, Dialect, Reading
+from turnloom.wire.contract import COUNT, DEFAULT_READING, Dialect, Envelope, Reading
 from turnloom.wire.fields import MAX_MODEL
 from turnloom.wire.labels import recognise
 
@@ -92,9 +94,10 @@ class GatewayApp:
         session = await self.sessions.by_key(auth.session_key(http))
         request = await self._read(http, dialect)
         self._count_read(request)
+        intent = intent_of(session, http.headers)
         out = Responder(http, dialect, stream=request.stream, choices=request.choices, keepalive=self._keepalive)
         try:
-            await self._choices(session, dialect, request, out)
+            await self._choices(session, dialect, request, intent, out)
             assert out.response is not None, "a turn that ended well was answered"
             return out.response
         except ConnectionError:
@@ -109,12 +112,12 @@ class GatewayApp:
         self._count_error(failure)
         return await out.error(failure)
 
-    async def _choices(self, session: Session, dialect: Dialect, request: Request, out: Responder) -> None:
-        """One turn for each choice, at once. Each runs to its own end; of several failures the first cause is raised."""
+    async def _choices(self, session: Session, dialect: Dialect, request: Request, intent: Intent, out: Responder) -> None:
+        """One reply for each choice, at once. Each comes to its own end; of several failures the first cause is raised."""
 
         async def take(number: int) -> None:
             try:
-                await take_turn(self.parts, session, dialect, request, out.choices[number])
+                await answer(self.parts, session, dialect, request, intent, out.choices[number])
             finally:
                 out.lose(number)
 
@@ -142,12 +145,17 @@ class GatewayApp:
 
     async def _read(self, http: web.Request, dialect: Dialect) -> Request:
         body, envelope = await read_body(http), dialect_routes.envelope_of(http)
-        read = partial(dialect.read, body, envelope)
-        request = read() if len(body) <= _INLINE_BODY else await asyncio.to_thread(read)
+        read = partial(self._understood, dialect, envelope, body)
+        return read() if len(body) <= _INLINE_BODY else await asyncio.to_thread(read)
+
+    def _understood(self, dialect: Dialect, envelope: Envelope, body: bytes) -> Request:
+        """The request, what it is for, whose model answers it, and what it is known by."""
+        request = dialect.read(body, envelope)
         if len(request.model) > MAX_MODEL:
             raise BadRequest(f"model: the name has {len(request.model)} characters; at most {MAX_MODEL} are supported")
         request = labelled(self._labeler, dialect.name, envelope, request)
-        return replace(request, pool=routed(self._routes, request, envelope))
+        request = replace(request, pool=routed(self._routes, request, envelope))
+        return identified(request, dialect.name, envelope, body)
 
     async def _websocket(self, http: web.Request) -> web.StreamResponse:
         """Codex first asks for a WebSocket; 426 sends it to POST at once."""

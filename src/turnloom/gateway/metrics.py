@@ -19,6 +19,7 @@ class Metrics:
         self.declined = Counter("turnloom_declined_tools", "Server-side tools of requests, shown to no model.", registry=self.registry)
         self.images = Counter("turnloom_image_placeholders", "Images that a placeholder stood for.", registry=self.registry)
         self.errors = Counter("turnloom_errors", "Errors answered to clients, by class.", ["error"], registry=self.registry)
+        self.repeats = Counter("turnloom_repeats", "Requests that came again, by what they were given.", ["answer"], registry=self.registry)
         self.seconds = Histogram("turnloom_turn_seconds", "Duration of a turn.", registry=self.registry)
         self.sessions = Gauge("turnloom_sessions_loaded", "Sessions in memory.", registry=self.registry)
 

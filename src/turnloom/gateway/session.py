@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
-from turnloom.core.forks import Decode, compare, explain
+from turnloom.core.retry import Answers, Identity, gone_on
 from turnloom.core.tree import Pending, Tree
-from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Origin, Policy, Unrolled, prompt_crc, unroll
-from turnloom.engine.contract import Capabilities, Trace
+from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Origin, Policy, Unrolled, unroll
+from turnloom.engine.contract import Capabilities
 from turnloom.engine.pool import worst
 from turnloom.errors import BadRequest, LimitReached, PromptTooLong, SessionClosed, StoreError
-from turnloom.gateway.output import Output
+from turnloom.gateway.live import Live
 from turnloom.gateway.prompt import Prompt
 from turnloom.store.contract import SessionRow, Store
-from turnloom.types import MAIN, AbortOutcome, Fork, Outcome, Request, Sampling, Turn
-
-T = TypeVar("T")
+from turnloom.types import AbortOutcome, Message, Outcome, Request, Sampling, Turn
 
 log = logging.getLogger("turnloom.gateway")
 
@@ -32,6 +30,9 @@ class Session:
     def __init__(self, row: SessionRow, store: Store, tree: Tree | None = None) -> None:
         self.row = row
         self.tree = tree or Tree()
+        self.answers = Answers(self.tree.turns.values())
+        self.live: dict[tuple[str, int], Live] = {}
+        """Turns that are being made, by what they answer."""
         self._store = store
         self._lock = asyncio.Lock()
         self._in_flight: set[asyncio.Task[Any]] = set()
@@ -45,9 +46,21 @@ class Session:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
+    def make(self, asked: Identity | None, number: int, work: Callable[[Live], Awaitable[object]]) -> Live:
+        """Begin a turn that answers `asked`; until it ends, who asks the same finds it."""
+        live = Live(asked, number)
+        if asked is not None:
+            self.live[asked.place] = live
+        live.start(work, self._made)
+        return live
+
+    def _made(self, live: Live) -> None:
+        if live.asked is not None and self.live.get(live.asked.place) is live:
+            del self.live[live.asked.place]
+
     @contextmanager
-    def turn_slot(self) -> Iterator[None]:
-        """Hold a place for the current task's turn. Raises SessionClosed or LimitReached.
+    def turn_slot(self, *, new: bool = True) -> Iterator[None]:
+        """Hold a place for the current task's turn. Raises SessionClosed or LimitReached. A turn that is not `new` is on record already.
 
         A cancellation that comes because the session is closed leaves as SessionClosed: the client is still there.
         """
@@ -57,7 +70,7 @@ class Session:
             raise SessionClosed("the gateway is stopping; ask again when it is back")
         limit = self.row.limits.max_turns
         used = len(self.tree.turns) - self.tree.failed + len(self._in_flight)
-        if limit is not None and used >= limit:
+        if new and limit is not None and used >= limit:
             raise LimitReached(f"this session has used its {limit} turns")
         task = asyncio.current_task()
         assert task is not None
@@ -93,14 +106,41 @@ class Session:
         seed = None if pinned.seed is None else (pinned.seed + choice) % 2**63
         return replace(pinned, seed=seed, max_tokens=min(wishes), stop=(*pinned.stop, *request.stop), json_schema=request.json_schema)
 
-    async def commit(self, pending: Pending, output: Output, make: Callable[[int], Turn]) -> Turn:
+    def begin(self, turn_id: str, started: float) -> None:
+        """A turn is being made: should the gateway be killed, that is known."""
+        self._store.begin(self.row.id, turn_id, started)
+
+    async def commit(self, pending: Pending, reply: Message, make: Callable[[int], Turn]) -> Turn:
         """Store the turn, then show it. Raises StoreError, and then nothing has changed."""
         async with self._lock:
             turn = make(len(self.tree.turns))
-            delta = self.tree.stage(pending, output.message(), turn)
-            await self._store.append(self.row.id, delta)
+            delta = self.tree.stage(pending, reply, turn)
+            try:
+                await self._store.append(self.row.id, delta)
+            except StoreError:
+                self._store.cancel(self.row.id, turn.id)
+                raise
             self.tree.apply(delta, pending)
+            self.answers.add(turn)
             return turn
+
+    async def replace(self, turn: Turn, reply: Message) -> bool:
+        """Put a turn that was gone on with in the place of its beginning; False where another turn goes on from that by now.
+
+        Raises StoreError, and then nothing has changed.
+        """
+        async with self._lock:
+            if gone_on(self.tree, turn):
+                return False
+            await self._store.replace(self.row.id, turn, reply)
+            self.tree.replace(turn, reply)
+            self.answers.add(turn)
+            return True
+
+    def acknowledge(self, turn_id: str) -> None:
+        """Its client has all of it."""
+        self._store.acknowledge(self.row.id, turn_id)
+        self.tree.amend(turn_id, acknowledged=True)
 
     async def amend(self, turn_id: str, *, outcome: Outcome | None = None, abort: str | None = None) -> None:
         async with self._lock:
@@ -158,92 +198,3 @@ class Session:
     def unroll(self, longest: Longest = UNLIMITED, policy: Policy = DEFAULT_TRAINING) -> Unrolled:
         row = self.row
         return unroll(self.tree, Origin(row.id, row.rollout, row.group, row.reward, row.metadata), policy, longest)
-
-
-@dataclass(slots=True)
-class TurnRecorder:
-    """Records one turn exactly once. A second call amends the outcome: a delivered turn whose client was gone after all."""
-
-    session: Session
-    turn_id: str
-    pending: Pending
-    prompt: Prompt
-    output: Output
-    sampling: Sampling
-    capabilities: Capabilities
-    decode: Decode
-    started: float
-    clock: Callable[[], float]
-    trace: Trace
-    turn: Turn | None = None
-
-    async def __call__(self, outcome: Outcome, error: str = "") -> Turn:
-        """Runs to its end even when the caller is cancelled, and only then lets the cancellation go on."""
-        return await uncancelled(self._record(outcome, error))
-
-    async def _record(self, outcome: Outcome, error: str) -> Turn:
-        if self.turn is None:
-            self.output.close()
-            self.turn = await self.session.commit(self.pending, self.output, lambda index: self._turn(index, outcome, error))
-            if self.trace.aborts:
-                self.session.settle(self.turn_id, self.trace.aborts)
-        elif self.turn.outcome is not outcome:
-            await self.session.amend(self.turn_id, outcome=outcome)
-            self.turn = self.session.tree.turns[self.turn_id]
-        return self.turn
-
-    def _fork(self) -> Fork | None:
-        """Why this turn does not simply go on from what is held, seen from the tree it is committed to."""
-        tree, pending = self.session.tree, self.pending
-        if self.prompt.fork is not None:
-            return compare(self.prompt.fork, tree.held(pending.base), self.prompt.ids, self.decode)
-        now = tree.prepare(pending.request, pending.keys)
-        return explain(tree, replace(now, base=self.prompt.base), self.prompt.ids, self.decode)
-
-    def _turn(self, index: int, outcome: Outcome, error: str) -> Turn:
-        output = self.output
-        return Turn(
-            id=self.turn_id,
-            index=index,
-            base=self.prompt.base,
-            fork=self._fork(),
-            appended=self.prompt.appended,
-            prompt_len=len(self.prompt.ids),
-            prompt_crc=prompt_crc(self.prompt.ids),
-            output=output.ids,
-            logprobs=output.logprobs,
-            finish=output.finish,
-            outcome=outcome,
-            sampling=self.sampling,
-            versions=output.versions,
-            calls=output.calls,
-            logprob_convention=self.capabilities.logprob_convention,
-            model=self.capabilities.model,
-            label=self.pending.request.label or MAIN,
-            escaped=self.prompt.escaped,
-            respelled=self.pending.respelled,
-            started=self.started,
-            ended=self.clock(),
-            error=error,
-            pool=self.pending.request.pool,
-            pieces=tuple(p for p in self.trace.pieces if p.start < len(output.ids) or not p.start),
-            abort=AbortOutcome.UNVERIFIED if self.trace.aborts else "",
-            surplus=output.surplus,
-            cached_tokens=output.cached_tokens,
-        )
-
-
-async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
-    """Await `work` to its end. A cancellation that comes meanwhile is raised after it, never into it."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is None:
-        return task.result()
-    if (failure := task.exception()) is not None:
-        log.error("what a cancelled caller was waiting for failed: %s", failure, exc_info=failure)
-    raise cancelled

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from turnloom.engine.contract import Engine, Trace
+from turnloom.core.retry import whole
+from turnloom.engine.contract import Chunk, Engine, Trace
+from turnloom.engine.seam import Seam
 from turnloom.errors import EngineAborted
+from turnloom.gateway.live import Live
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.output import Output
 from turnloom.gateway.policy import SAMPLED, History
-from turnloom.gateway.prompt import build_prompt, continued, prepare
-from turnloom.gateway.respond import Choice
-from turnloom.gateway.session import Session, TurnRecorder
+from turnloom.gateway.prompt import Prompt, build_prompt, continued, prepare
+from turnloom.gateway.record import Plan, TurnRecorder
+from turnloom.gateway.session import Session
 from turnloom.parse.contract import ParserFactory
 from turnloom.render.contract import Renderer, Tokenizer
-from turnloom.types import FinishReason, Outcome, Request, Turn
+from turnloom.types import FinishReason, Outcome, Request, Turn, ids
 from turnloom.wire.contract import Dialect, Head, Reply
 from turnloom.wire.reply import ReplyBuilder
 
@@ -51,33 +54,32 @@ class Parts:
         return self.others[pool] if pool else self.policy
 
 
-async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: Request, out: Choice) -> Turn:
+async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: Request, out: Live, before: Turn | None = None) -> Turn:
     """Resolve, build the prompt, sample and stream, commit, finish.
 
-    Raises a TurnloomError that the client should see; whatever was sampled until
-    then is on record with its outcome.
+    `before` is what is on record of the reply that is asked for again: a whole
+    reply is written once more, a beginning is gone on with. Raises a TurnloomError
+    that the client should see; whatever was sampled until then is on record with
+    its outcome.
     """
-    with session.turn_slot():
-        turn_id, started, model = parts.new_id(), parts.clock(), parts.served(request.pool)
-        head = Head(turn_id, request.model or model.name, int(started), 0, request)
+    with session.turn_slot(new=before is None):
+        model = parts.served(request.pool)
+        started, turn_id = (parts.clock(), parts.new_id()) if before is None else (before.started, before.id)
+        head = Head(turn_id, request.model or model.name, int(started), 0 if before is None else before.prompt_len, request)
         out.open(head)
-        engine = await model.engine.capabilities()
-        pending = await prepare(session.tree, continued(session.tree, request))
-        prompt = await build_prompt(model.renderer, session.tree, pending, parts.history)
-        sampling = session.sampling_for(request, prompt, engine, out.number)
-        parser = model.parser(request.tools if request.call_tools else (), prompt.reasoning_open)
+        plan = await (_plan if before is None else _planned)(parts, model, session, request, out.number, head, before)
+        parser = model.parser(request.tools if request.call_tools else (), plan.prompt.reasoning_open)
         builder = ReplyBuilder(turn_id, dialect.call_prefix)
-        ends, stop = model.renderer.end_ids, sampling.stop
+        ends, stop = model.renderer.end_ids, plan.sampling.stop
         output = Output(model.tokenizer, parser, builder, end_ids=ends, stop=stop, show_tokens=request.logprobs)
         trace = Trace(end_ids=ends)
-        decode = model.tokenizer.decode
-        record = TurnRecorder(session, turn_id, pending, prompt, output, sampling, engine, decode, started, parts.clock, trace)
-        head = replace(head, prompt_tokens=len(prompt.ids))
+        record = TurnRecorder(session, plan, output, model.tokenizer.decode, parts.clock, trace, parts.new_id)
+        record.turn = before if before is not None and whole(before) else None
+        head = replace(head, prompt_tokens=len(plan.prompt.ids))
         out.open(head)
         try:
             async with asyncio.timeout(session.row.limits.turn_timeout) as trace.timer:
-                stream = model.engine.sample(prompt.ids, sampling, rid=turn_id, routing_key=session.row.id, trace=trace)
-                async with aclosing(stream) as chunks:  # type: ignore[type-var]
+                async with aclosing(_chunks(parts, model, session, plan, output, trace)) as chunks:
                     async for chunk in chunks:
                         for event in output.feed(chunk):
                             await out.event(event)
@@ -90,9 +92,11 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
                 raise EngineAborted(f"the engine ended this reply early: {output.finish.message or 'aborted'}")
             turn = await record(Outcome.DELIVERED)
             await out.finish(Reply(head, output.message(), output.finish, len(output.ids), tuple(output.tokens)))
-        except asyncio.CancelledError:
+            session.acknowledge(turn.id)
+        except asyncio.CancelledError as error:
             closed = session.closing
-            await record(Outcome.ABORTED if closed else Outcome.ORPHANED, "the session was closed" if closed else "the client left")
+            why = "the session was closed" if closed else f"the client left{f': {error}' if str(error) else ''}"
+            await record(Outcome.ABORTED if closed else Outcome.ORPHANED, why)
             raise
         except ConnectionError as error:
             await record(Outcome.ORPHANED, f"the client left: {error}")
@@ -106,6 +110,49 @@ async def take_turn(parts: Parts, session: Session, dialect: Dialect, request: R
         finally:
             parts.metrics.turn(record.turn)
         return turn
+
+
+async def _plan(parts: Parts, model: Served, session: Session, request: Request, choice: int, head: Head, before: Turn | None) -> Plan:
+    """Where the request attaches, and what the engine is to be asked. From here on the turn is known to have begun."""
+    engine = await model.engine.capabilities()
+    pending = await prepare(session.tree, continued(session.tree, request))
+    prompt = await build_prompt(model.renderer, session.tree, pending, parts.history)
+    sampling = session.sampling_for(request, prompt, engine, choice)
+    started = parts.clock()
+    session.begin(head.turn_id, started)
+    return Plan(head.turn_id, started, pending, prompt, sampling, engine.model, engine.logprob_convention, choice)
+
+
+async def _planned(parts: Parts, model: Served, session: Session, request: Request, choice: int, head: Head, before: Turn | None) -> Plan:
+    """What the turn on record was made from: the very ids that the engine had."""
+    assert before is not None
+    pending = await prepare(session.tree, continued(session.tree, request))
+    held = session.tree.held(before.base)[: before.kept]
+    prompt = Prompt(ids([*held, *before.appended]), before.appended, before.base, before.fork, before.reasoning_open, before.escaped)
+    return Plan(before.id, before.started, pending, prompt, before.sampling, before.model, before.logprob_convention, before.choice, before)
+
+
+async def _chunks(parts: Parts, model: Served, session: Session, plan: Plan, output: Output, trace: Trace) -> AsyncGenerator[Chunk]:
+    """What is on record, then what is sampled after it."""
+    before, prompt, sampling, seam = plan.before, plan.prompt.ids, plan.sampling, None
+    if before is not None:
+        held = Chunk(before.output, before.logprobs, before.finish if whole(before) else None, before.versions)
+        yield held
+        if whole(before):
+            return
+        seam = Seam(prompt, sampling)
+        seam.add(held)
+        seam.open()
+        if (over := seam.over(trace)) is not None:
+            yield over
+            return
+        prompt, sampling = seam.prompt, seam.sampling
+    # An engine may still be getting rid of what was asked under the turn's own id.
+    rid = plan.turn_id if before is None else parts.new_id()
+    stream = model.engine.sample(prompt, sampling, rid=rid, routing_key=session.row.id, trace=trace)
+    async with aclosing(stream) as chunks:  # type: ignore[type-var]
+        async for chunk in chunks:
+            yield chunk if seam is None else seam.add(chunk)
 
 
 async def count_tokens(parts: Parts, session: Session, request: Request) -> int:

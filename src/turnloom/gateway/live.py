@@ -1,0 +1,127 @@
+"""A turn while it is made, and everyone who waits for its reply. It decides nothing about the turn.
+
+The turn runs in a task of its own and writes what it says into a log; each reader
+writes the log to its own client, from the start and at its own pace. So a request
+that comes again while its first reply is being made joins it. When the last reader
+leaves, the turn is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from turnloom.core.retry import Identity
+from turnloom.errors import SessionClosed, TurnloomError
+from turnloom.gateway.respond import Choice
+from turnloom.wire.contract import Head, Reply, ReplyEvent
+
+log = logging.getLogger("turnloom.gateway")
+
+
+@dataclass(slots=True)
+class _Reader:
+    failure: BaseException | None = None
+
+
+class Live:
+    """One turn's log. To the turn it is what it writes to, as a client would be: `open`, `event`, `finish`."""
+
+    def __init__(self, asked: Identity | None, number: int) -> None:
+        self.asked = asked
+        self.number = number
+        self._log: list[Head | ReplyEvent | Reply] = []
+        self._grown = asyncio.Event()
+        self._readers: set[_Reader] = set()
+        self._delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self.ended = asyncio.Event()
+
+    @property
+    def leaving(self) -> bool:
+        """Nobody waits for it any more, or it is over: who comes now is too late."""
+        return self.ended.is_set() or (self._task is not None and not self._readers)
+
+    def start(self, work: Callable[[Live], Awaitable[object]], over: Callable[[Live], None]) -> None:
+        """Begin the turn. `over` is called when it has ended, on record or failed."""
+        self._task = asyncio.create_task(self._run(work, over))
+
+    async def _run(self, work: Callable[[Live], Awaitable[object]], over: Callable[[Live], None]) -> None:
+        try:
+            await work(self)
+        except asyncio.CancelledError:
+            self._failure = SessionClosed("this reply was given up while it was being made; ask again")
+        except Exception as error:
+            self._failure = error
+            if not self._readers and not isinstance(error, TurnloomError | ConnectionError):
+                log.exception("a turn that nobody waited for any more failed")
+        finally:
+            self.ended.set()
+            self._grown.set()
+            over(self)
+
+    def open(self, head: Head) -> None:
+        self._say(head)
+
+    async def event(self, event: ReplyEvent) -> None:
+        self._say(event)
+
+    async def finish(self, reply: Reply) -> None:
+        """Returns when one reader's client has all of it. Raises what the last reader met where none of them has."""
+        self._say(reply)
+        if not self._readers:
+            raise ConnectionResetError("nobody waits for this reply any more")
+        await asyncio.shield(self._delivered)
+
+    def _say(self, said: Head | ReplyEvent | Reply) -> None:
+        self._log.append(said)
+        self._grown.set()
+
+    async def read(self, out: Choice) -> None:
+        """Write all that was said and will be to this client. Raises what ended the turn, and ConnectionError when the client is gone."""
+        reader = _Reader()
+        self._readers.add(reader)
+        try:
+            await self._relay(out)
+        except BaseException as error:
+            reader.failure = error
+            raise
+        finally:
+            self._leave(reader)
+
+    async def _relay(self, out: Choice) -> None:
+        at = 0
+        while True:
+            self._grown.clear()
+            while at < len(self._log):
+                said = self._log[at]
+                at += 1
+                if isinstance(said, Head):
+                    out.open(said)
+                elif isinstance(said, Reply):
+                    await out.finish(said)
+                    if not self._delivered.done():
+                        self._delivered.set_result(None)
+                else:
+                    await out.event(said)
+            if self.ended.is_set() and at == len(self._log):
+                break
+            await self._grown.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _leave(self, reader: _Reader) -> None:
+        self._readers.discard(reader)
+        if self._readers or self._task is None or self._task.done():
+            return
+        if self._log and isinstance(self._log[-1], Reply):
+            if not self._delivered.done():
+                gone = reader.failure
+                lost = gone if isinstance(gone, Exception) else ConnectionResetError("the client left before the end of its reply")
+                self._delivered.set_exception(lost)
+                self._delivered.exception()
+        else:
+            self._task.cancel()

@@ -20,7 +20,8 @@ from tests.properties.trials import plan_of
 from tests.properties.two_pools import TwoPools, mixed
 from tests.properties.violations import violations
 from turnloom.core import unroll as unrolling
-from turnloom.core.tree import Pending, Tree
+from turnloom.core.records import Pending
+from turnloom.core.tree import Tree
 from turnloom.engine.contract import Chunk
 from turnloom.engine.seam import Seam
 from turnloom.gateway.session import Session

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from turnloom.core.match import CANONICAL, Matcher
-from turnloom.core.tree import Pending, Tree
+from turnloom.core.records import Pending
+from turnloom.core.tree import Tree
 from turnloom.core.unroll import prompt_crc
 from turnloom.types import (
     Finish,

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from turnloom.core.align import agreement
-from turnloom.core.tree import Pending, Tree
+from turnloom.core.records import Pending
+from turnloom.core.tree import Tree
 from turnloom.types import Fork, ForkKind, IntArray, Message, Tool
 
 Decode = Callable[[Sequence[int]], str]

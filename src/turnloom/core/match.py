@@ -255,3 +255,14 @@ def _digest(fields: Sequence[str]) -> bytes:
         state.update(len(raw).to_bytes(8, "little"))
         state.update(raw)
     return state.digest()
+
+
+def vouches(recorded: Message, came: Message) -> bool:
+    """Whether the ids of all calls are those minted for `recorded`, under their names, with the same words.
+
+    opencode renames a call that it could not read to `invalid` and keeps its id.
+    """
+    minted, echoed = {c.id: c.name for c in recorded.calls}, {c.id: c.name for c in came.calls}
+    if minted.keys() != echoed.keys() or len(came.calls) != len(recorded.calls) or len(minted) != len(recorded.calls):
+        return False
+    return same_words(recorded, came) and all(echoed[i] in (name, "invalid") for i, name in minted.items())

@@ -8,7 +8,8 @@ answer its calls under their recorded ids and in their order.
 from __future__ import annotations
 
 from turnloom.core.order import as_recorded
-from turnloom.core.tree import Pending, Tree
+from turnloom.core.records import Pending
+from turnloom.core.tree import Tree
 from turnloom.types import Message
 
 

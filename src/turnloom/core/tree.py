@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from turnloom.core.align import sequence
 from turnloom.core.index import NEWEST, Index
@@ -22,41 +22,14 @@ from turnloom.core.match import (
     placed,
     request_keys,
     resembles,
-    same_words,
     several_calls,
     strict_key,
     tools_key,
+    vouches,
 )
 from turnloom.core.order import NO_CALL, Answered, Slot, arranged, as_recorded, same_calls, slots
-from turnloom.core.records import Delta, Node
+from turnloom.core.records import Delta, Node, Pending
 from turnloom.types import NO_IDS, IntArray, Message, Outcome, Request, Text, Turn
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """Where a request attaches. `path` are the matched nodes, head first; empty when no head has these tools.
-
-    `slots` say which of the request's messages stands where, since results stand in the order of the recorded calls.
-    `base` is the deepest turn on the path: its tokens can be continued. `tail`
-    are the request's messages after the base turn's reply, or all of them.
-    `respelled` counts replies on the path that no key matched, but their call ids or their beginning did,
-    and those whose ids name other calls than their words. `elsewhere` is the deepest turn where another pool
-    sampled it: then there is no base, since its tokens are not this pool's.
-    """
-
-    request: Request
-    path: tuple[int, ...]
-    base: str | None
-    tail: tuple[Message, ...]
-    keys: RequestKeys
-    slots: tuple[Slot, ...]
-    respelled: int = 0
-    elsewhere: str | None = None
-
-    @property
-    def order(self) -> list[int]:
-        """Which of the request's messages stands where."""
-        return [i for i, _ in self.slots]
 
 
 class Tree:
@@ -229,7 +202,7 @@ class Tree:
         if not message.calls:
             return []
         named = [n for parent in frontier for n in self._calls.get((parent, message.calls[0].id), ())[-2 * NEWEST :]]
-        vouched = [n for n in named if _vouch(self._message(n), message)]
+        vouched = [n for n in named if vouches(self._message(n), message)]
         return vouched if len(vouched) == 1 else []
 
     def _by_reference(self, frontier: Sequence[int], message: Message) -> list[int]:
@@ -424,14 +397,3 @@ class Tree:
 
 def _texts(message: Message) -> list[str]:
     return [p.text for p in message.parts if isinstance(p, Text)]
-
-
-def _vouch(recorded: Message, came: Message) -> bool:
-    """Whether the ids of all calls are those minted for `recorded`, under their names, with the same words.
-
-    opencode renames a call that it could not read to `invalid` and keeps its id.
-    """
-    minted, echoed = {c.id: c.name for c in recorded.calls}, {c.id: c.name for c in came.calls}
-    if minted.keys() != echoed.keys() or len(came.calls) != len(recorded.calls) or len(minted) != len(recorded.calls):
-        return False
-    return same_words(recorded, came) and all(echoed[i] in (name, "invalid") for i, name in minted.items())

@@ -10,8 +10,9 @@ import numpy as np
 
 from turnloom.core.align import agreement, sequence, shared_turns
 from turnloom.core.match import request_keys
+from turnloom.core.records import Pending
 from turnloom.core.restore import calls_before, restored, restored_tail
-from turnloom.core.tree import Pending, Tree
+from turnloom.core.tree import Tree
 from turnloom.errors import RenderError, UnknownResponse
 from turnloom.gateway.policy import SAMPLED, History
 from turnloom.render.contract import Rendered, Renderer, Unbridgeable

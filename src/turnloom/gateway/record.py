@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from turnloom.core.forks import Decode, compare, explain
-from turnloom.core.tree import Pending
+from turnloom.core.records import Pending
 from turnloom.core.unroll import prompt_crc
 from turnloom.engine.contract import Trace
 from turnloom.gateway.output import Output

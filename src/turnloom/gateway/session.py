@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from turnloom.core.records import Pending
 from turnloom.core.retry import Answers, Identity, gone_on
-from turnloom.core.tree import Pending, Tree
+from turnloom.core.tree import Tree
 from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Origin, Policy, Unrolled, unroll
 from turnloom.engine.contract import Capabilities
 from turnloom.engine.pool import worst

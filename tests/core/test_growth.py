@@ -104,8 +104,8 @@ def test_the_turns_of_a_session_are_not_counted_again_for_each() -> None:
         w.say(request(GO), assistant("b"), outcome=Outcome.FAILED)
         w.say(request(GO), assistant("c"))
         w.tree.amend("t2", Outcome.FAILED)
-        w.tree.turns = Uncounted(w.tree.turns)
         session = Session(SessionRow("s", "h", 0.0, Sampling(), Limits(max_turns=2)), MemoryStore(), w.tree)
+        w.tree.turns = Uncounted(w.tree.turns)
         with session.turn_slot(), pytest.raises(LimitReached), session.turn_slot():
             pass
         w.tree.amend("t2", Outcome.DELIVERED)

@@ -72,6 +72,8 @@ class Trace:
     timer: asyncio.Timeout | None = None
     end_ids: frozenset[int] = frozenset()
     """Ids that end a reply: nothing is sampled after one, whether or not the engine lived to say that it stopped."""
+    waited: float = 0.0
+    """Seconds that it waited for a held pool, and for an engine to have room."""
     complete: bool = False
     """The reader has the whole reply, a stop string is complete: where the engine gives out now, no other goes on."""
 

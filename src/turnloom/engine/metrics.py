@@ -1,10 +1,12 @@
-"""What the engine clients of this process count. A gateway serves it beside its own."""
+"""What the engine clients of this process count."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 
-REGISTRY = CollectorRegistry()
+from turnloom.counters import REGISTRY
+
+__all__ = ["ABORTS", "ABORT_FAILURES", "CONTINUED", "PROTOCOL_ERRORS", "REGISTRY"]
 
 ABORTS = Counter("turnloom_engine_aborts", "Requests whose decoding was stopped, by outcome.", ["outcome"], registry=REGISTRY)
 ABORT_FAILURES = Counter("turnloom_engine_abort_failures", "Workers that could not be told to stop a request.", registry=REGISTRY)

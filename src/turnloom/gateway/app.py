@@ -94,6 +94,7 @@ class GatewayApp:
         session = await self.sessions.by_key(auth.session_key(http))
         request = await self._read(http, dialect)
         self._count_read(request)
+        self.parts.observe.received(http.headers)
         intent = intent_of(session, http.headers)
         out = Responder(http, dialect, stream=request.stream, choices=request.choices, keepalive=self._keepalive)
         try:
@@ -229,7 +230,7 @@ class GatewayApp:
             log.info("not offered to the model, since they run on a provider's servers: %s", ", ".join(map(repr, request.declined)))
 
     def _count_error(self, error: TurnloomError) -> None:
-        self.parts.metrics.errors.labels(type(error).__name__).inc()
+        self.parts.metrics.error(error, "")
 
 
 def _internal(error: Exception) -> TurnloomError:

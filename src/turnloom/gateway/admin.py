@@ -17,6 +17,7 @@ from turnloom.core.unroll import DEFAULT_TRAINING, Longest, Overlong, Training
 from turnloom.engine.pool import Pool
 from turnloom.errors import BadRequest, TurnloomError
 from turnloom.export.canonical import to_line
+from turnloom.gateway import auth
 from turnloom.gateway.admin_body import AdminModel, read_model
 from turnloom.gateway.admin_engines import Engines, PauseBody, ResumeBody
 from turnloom.gateway.body import check_json
@@ -135,7 +136,7 @@ class _Admin:
         self._engines = engines
 
     async def open(self, http: web.Request) -> web.Response:
-        body = await read_model(http, OpenBody)
+        origin, body = auth.origin(http), await read_model(http, OpenBody)
         session, key = await self._sessions.open(
             session_id=body.id,
             sampling=body.sampling.sampling() if body.sampling else None,
@@ -145,7 +146,6 @@ class _Admin:
             labels=body.labels,
             metadata=body.metadata,
         )
-        origin = f"{http.scheme}://{http.host}"
         return _json({"id": session.row.id, "key": key, **session_urls(origin, key)}, status=201)
 
     async def list(self, http: web.Request) -> web.Response:

@@ -20,7 +20,7 @@ M = TypeVar("M", bound=AdminModel)
 
 async def read_model(http: web.Request, model: type[M]) -> M:
     """Raises BadRequest, and BodyTooLarge."""
-    raw = await read_body(http)
+    raw = await read_body(http, admin=True)
     try:
         return model.model_validate_json(raw or b"{}")
     except ValidationError as error:

@@ -27,8 +27,10 @@ from turnloom.gateway.app import GatewayApp
 from turnloom.gateway.http_log import server_log
 from turnloom.gateway.labels import Labeler, load_labeler
 from turnloom.gateway.metrics import Metrics
+from turnloom.gateway.observe import Observer
 from turnloom.gateway.policy import History, load_matcher
 from turnloom.gateway.pools import POLICY, Spec, check_pools, open_pool, read_routes
+from turnloom.gateway.request_limits import DEFAULT_LIMITS, RequestLimits, install, server_options
 from turnloom.gateway.respond import KEEPALIVE_SECONDS
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
@@ -50,9 +52,6 @@ from turnloom.wire.quirks import Quirk
 T = TypeVar("T")
 
 TokenizerSpec = str | Path | Tokenizer | None
-
-MAX_HEADER = 64 * 1024
-"""Bytes of one header, or of the request line. Agents describe their turns in headers."""
 
 _NOT_STARTED = "the gateway is not started; use `async with Gateway(...)` or `with Gateway.background(...)`"
 
@@ -103,7 +102,8 @@ class Gateway:
     tokens go on from it (`gateway.policy.History`), `longest` how long a handle's
     samples may be, `skip_labels` which turns are left out of them by what they were
     for; `labeler` says what a request is for (`gateway.labels`), `images` what becomes
-    of one, `quirks` which habits of clients are normalised. `renderer` is who writes prompts (`render.choose`), with
+    of one, `request_limits` what one may bring (`gateway.request_limits`),
+    `quirks` which habits of clients are normalised. `renderer` is who writes prompts (`render.choose`), with
     `chat_template` in the place of the tokenizer's own, `template_kwargs` for every
     rendering, and `special_tokens` for what becomes of a control token's spelling
     in a message. Use as an async context manager, or `Gateway.background(...)`
@@ -138,6 +138,7 @@ class Gateway:
         admin_key: str = "",
         open_sessions: bool = False,
         keepalive: float = KEEPALIVE_SECONDS,
+        request_limits: RequestLimits = DEFAULT_LIMITS,
     ) -> None:
         self._engines = dict(engine) if isinstance(engine, Mapping) else {POLICY: engine}
         self._tokenizers = dict(tokenizer) if isinstance(tokenizer, Mapping) else {POLICY: tokenizer}
@@ -159,6 +160,7 @@ class Gateway:
         self._admin_key = admin_key
         self._open_sessions = open_sessions
         self._keepalive = keepalive
+        self._request_limits = request_limits
         self._runner: web.AppRunner | None = None
         self._sessions: Sessions | None = None
         self._pools: dict[str, Pool] = {}
@@ -186,7 +188,7 @@ class Gateway:
         )
         parts = Parts(
             policy=policy,
-            metrics=Metrics(),
+            observe=Observer(Metrics()),
             clock=time.time,
             new_id=lambda: uuid.uuid4().hex,
             history=self._history,
@@ -201,15 +203,10 @@ class Gateway:
             reading=self._reading,
             labeler=self._labeler,
             routes=self._routes,
-        )
-        self._runner = web.AppRunner(
-            app.app(),
-            handler_cancellation=True,
-            access_log=None,
-            logger=server_log(),
-            max_line_size=MAX_HEADER,
-            max_field_size=MAX_HEADER,
-        )
+        ).app()
+        install(app, self._request_limits)
+        served = server_options(self._request_limits)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, logger=server_log(), **served)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)
         try:

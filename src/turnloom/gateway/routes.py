@@ -47,6 +47,9 @@ def make_dialects(reading: Reading) -> Dialects:
 def dialect_of(http: web.Request, dialects: Dialects) -> Dialect:
     """The dialect in which a request that no route of its own has claimed is answered."""
     path, headers = http.path, http.headers
+    for route, name in (*TURNS.items(), *COUNTS.items()):
+        if path.endswith(route):
+            return getattr(dialects, name)  # type: ignore[no-any-return]
     if "x-goog-api-key" in headers or "key" in http.query or "/v1beta/" in path or path.rpartition(":")[2] in (*GENERATE, COUNT):
         return dialects.gemini
     if "/v1/responses" in path:

@@ -24,6 +24,7 @@ from turnloom.core.tree import Tree
 from turnloom.core.unroll import Unrolled
 from turnloom.errors import EngineAborted, EngineOverloaded, EngineUnavailable, RenderError
 from turnloom.gateway.metrics import Metrics
+from turnloom.gateway.observe import Observer
 from turnloom.gateway.policy import SAMPLED, History
 from turnloom.gateway.session import Session
 from turnloom.gateway.turn import Parts, Served, take_turn
@@ -126,7 +127,7 @@ class Driver:
         ticks = iter(range(10**9))
         self.parts = Parts(
             policy=Served(self.engine, subject.tokenizer, self.renderer, subject.parser, "m"),
-            metrics=Metrics(),
+            observe=Observer(Metrics()),
             clock=lambda: float(next(ticks)),
             new_id=lambda: f"{next(ticks):032x}",
             history=history,

@@ -58,7 +58,5 @@ async def answer(parts: Parts, session: Session, dialect: Dialect, request: Requ
         found, before = session.answers.find(session.tree, asked, intent, parts.served(request.pool).name, request.pool)
         if found is Answer.NEW:
             session.answers.begun(asked)
-    if found is not Answer.NEW:
-        parts.metrics.repeats.labels(found).inc()
     live = session.make(asked, out.number, lambda live: take_turn(parts, session, dialect, request, live, before))
     await live.read(out)

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from turnloom.counters import swallowed
 from turnloom.engine.contract import AbortOutcome, Chunk, Trace
 from turnloom.engine.http import BROKEN, Call, EngineHTTP, answer, answered, refusal, words
 from turnloom.engine.metrics import ABORT_FAILURES, ABORTS, PROTOCOL_ERRORS
@@ -183,7 +184,7 @@ class Calls:
                 if told is not False and outcome is not AbortOutcome.VERIFIED:
                     outcome = await self._stopper.gone(rid)
         except (EngineError, *BROKEN) as error:
-            log.warning("the abort of %s at %s came to no end: %s", rid, self._http.name, words(error))
+            swallowed(log, "engine.abort", "the abort of %s at %s came to no end: %s", rid, self._http.name, words(error))
             if isinstance(error, TimeoutError) and outcome is AbortOutcome.FAILED:
                 ABORT_FAILURES.inc()
         ABORTS.labels(outcome.value).inc()
@@ -311,6 +312,6 @@ async def _more(response: aiohttp.ClientResponse, *, over: bool) -> bytes:
     except BROKEN as error:
         if not over:
             raise
-        log.info("the stream had no proper end after its last chunk: %s", words(error))
+        swallowed(log, "engine.stream_end", "the stream had no proper end after its last chunk: %s", words(error), level=logging.INFO)
         response.close()
         return b""

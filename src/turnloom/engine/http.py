@@ -15,6 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 import orjson
 
+from turnloom.counters import swallowed
 from turnloom.errors import EngineError, EngineOverloaded, EngineProtocol, EngineRejected, EngineUnavailable
 
 log = logging.getLogger("turnloom.engine")
@@ -102,7 +103,7 @@ class EngineHTTP:
             async with asyncio.timeout(HEALTH_SECONDS), self.session.get(f"{self.url}{path}") as response:
                 return response.status == 200
         except BROKEN as error:
-            log.info("%s is not healthy: %s", self.name, words(error))
+            swallowed(log, "engine.health", "%s is not healthy: %s", self.name, words(error), level=logging.INFO)
             return False
 
     async def close(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from turnloom.counters import swallowed
 from turnloom.engine.http import BROKEN, EngineHTTP, words
 
 log = logging.getLogger("turnloom.engine")
@@ -70,7 +71,7 @@ async def look_at_slots(http: EngineHTTP) -> list[SlotState] | None:
         async with asyncio.timeout(_LOOK_SECONDS), http.session.get(f"{http.url}/slots") as response:
             return _read_slots(orjson.loads(await response.read())) if response.status == 200 else None
     except (*BROKEN, ValueError, LookupError, TypeError) as error:
-        log.info("%s/slots cannot be read: %s", http.name, words(error))
+        swallowed(log, "engine.slots", "%s/slots cannot be read: %s", http.name, words(error), level=logging.INFO)
         return None
 
 

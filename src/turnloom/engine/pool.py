@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
+from turnloom.counters import swallowed
 from turnloom.engine.contract import AbortOutcome, Capabilities, Chunk, Engine, PauseMode, Trace
 from turnloom.engine.gate import Clock, Gate
 from turnloom.engine.metrics import CONTINUED
@@ -139,6 +140,7 @@ class Pool:
                     return
                 log.info("turn %s goes on after %d tokens: %s", rid, seam.count, why)
                 CONTINUED.inc()
+                trace.waited += wait
                 await asyncio.sleep(wait)
 
     def _goes_on(self, turn: _Turn, member: Member) -> float | None:
@@ -162,8 +164,10 @@ class Pool:
 
     async def _let_through(self, turn: _Turn) -> bool:
         """Whether it had to wait."""
+        since = monotonic()
         held = await self.gate.wait(turn.clock)
         if held:
+            turn.trace.waited += monotonic() - since
             turn.budget.renew()
         return held
 
@@ -298,7 +302,7 @@ class Pool:
             try:
                 return await member.engine.prompt_logprobs(sequence, start)
             except _NOT_NOW as error:
-                log.info("%s computes no logprobs: %s", member.engine.name, error)
+                swallowed(log, "engine.prompt_logprobs", "%s computes no logprobs: %s", member.engine.name, error, level=logging.INFO)
         return await last.engine.prompt_logprobs(sequence, start)
 
     async def health(self) -> bool:

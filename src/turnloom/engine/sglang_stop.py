@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from turnloom.counters import swallowed
 from turnloom.engine.contract import AbortOutcome
 from turnloom.engine.http import BROKEN, EngineHTTP, shown, words
 from turnloom.engine.look import Look
@@ -80,7 +81,9 @@ class Workers:
             if not self._listed:
                 ABORT_FAILURES.inc()
                 raise EngineUnavailable(f"cannot reach {self._http.name}: {words(error)}") from error
-            log.warning("%s does not answer, its workers are taken to be those it had: %s", self._http.name, words(error))
+            swallowed(
+                log, "engine.workers", "%s does not answer, its workers are taken to be those it had: %s", self._http.name, words(error)
+            )
             found = self._listed
         now = asyncio.get_running_loop().time()
         self._left |= {worker: now for worker in self._listed if worker not in found}
@@ -93,7 +96,7 @@ class Workers:
             response.raise_for_status()
             return read_workers(orjson.loads(await response.read())) or [self._http.url]
         except (aiohttp.ClientResponseError, ValueError) as error:
-            log.warning("%s/workers gives no usable list: %s", self._http.name, words(error))
+            swallowed(log, "engine.workers", "%s/workers gives no usable list: %s", self._http.name, words(error))
             return self._listed or [self._http.url]
 
     async def tell(self, rid: str) -> bool:
@@ -144,7 +147,7 @@ class Workers:
         for failure in failures:
             if not isinstance(failure, EngineError):
                 raise failure
-            log.warning("%s: %s", path, failure)
+            swallowed(log, "engine.pause", "%s: %s", path, failure)
         if failures:
             raise failures[0]
 
@@ -154,7 +157,7 @@ class Workers:
                 response.raise_for_status()
                 return True
         except _FAILURES as error:
-            log.warning("%s could not be told to abort %s: %s", shown(worker), rid, words(error))
+            swallowed(log, "engine.abort", "%s could not be told to abort %s: %s", shown(worker), rid, words(error))
             ABORT_FAILURES.inc()
             return False
 
@@ -170,7 +173,7 @@ class Workers:
                 running = [int(rank["num_running_reqs"]) + int(rank.get("num_waiting_reqs") or 0) for rank in ranks]
                 return _Load(sum(running), taken, asked) if running else None
         except (*_FAILURES, LookupError, TypeError, AttributeError) as error:
-            log.info("%s/v1/loads cannot be read: %s", shown(worker), words(error))
+            swallowed(log, "engine.loads", "%s/v1/loads cannot be read: %s", shown(worker), words(error), level=logging.INFO)
             return None
 
 

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import orjson
 
+from turnloom.counters import swallowed
 from turnloom.engine.answers import check_prompt_tokens, read_spans
 from turnloom.engine.contract import LOGPROB_SLACK, Chunk
 from turnloom.engine.http import error_for_status
@@ -102,7 +103,13 @@ class StreamDecoder:
             # An aborted request's last chunk may hold only its last token, or nothing at all. What came before stands.
             if finish is None or finish.reason is not FinishReason.ABORT:
                 raise
-            log.info("the last chunk of an aborted request is not usable, its tokens are dropped: %s", error)
+            swallowed(
+                log,
+                "engine.last_chunk",
+                "the last chunk of an aborted request is not usable, its tokens are dropped: %s",
+                error,
+                level=logging.INFO,
+            )
             return [], []
 
     def _new_tokens(self, payload: dict[str, Any], meta: dict[str, Any]) -> tuple[list[int], list[float]]:
@@ -148,7 +155,9 @@ class StreamDecoder:
         except EngineProtocol as error:
             if finish.reason is not FinishReason.ABORT:
                 raise
-            log.info("the last chunk of an aborted request gives no usable experts: %s", error)
+            swallowed(
+                log, "engine.last_chunk", "the last chunk of an aborted request gives no usable experts: %s", error, level=logging.INFO
+            )
             return {}
 
     def _read_versions(self, meta: dict[str, Any], new: int, *, last: bool) -> tuple[VersionSpan, ...]:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 
+from turnloom.counters import swallowed
 from turnloom.engine.contract import AbortOutcome
 from turnloom.engine.http import BROKEN, EngineHTTP, words
 from turnloom.engine.look import Look
@@ -79,7 +80,7 @@ class Requests:
                 response.raise_for_status()
                 return read_load(await response.text())
         except (*BROKEN, ValueError) as error:
-            log.info("%s/metrics cannot be read: %s", self._http.name, words(error))
+            swallowed(log, "engine.loads", "%s/metrics cannot be read: %s", self._http.name, words(error), level=logging.INFO)
             return None
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import orjson
 
+from turnloom.counters import swallowed
 from turnloom.engine.answers import check_prompt_tokens, read_spans
 from turnloom.engine.contract import LOGPROB_SLACK, Chunk
 from turnloom.engine.http import error_for_status
@@ -87,7 +88,13 @@ class StreamDecoder:
             # The tokens that came before an abort stand.
             if reason != "abort":
                 raise
-            log.info("the last chunk of an aborted request is not usable, its tokens are dropped: %s", error)
+            swallowed(
+                log,
+                "engine.last_chunk",
+                "the last chunk of an aborted request is not usable, its tokens are dropped: %s",
+                error,
+                level=logging.INFO,
+            )
             new_ids, new_logprobs, self._dropped = [], [], True
         finish = None if reason is None else _read_finish(reason, choice.get("stop_reason"), new_ids)
         total = self.count + len(new_ids)

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from turnloom.core.dump import summary
 from turnloom.core.unroll import DEFAULT_TRAINING, Longest, Overlong, Training
+from turnloom.counters import swallowed
 from turnloom.engine.pool import Pool
 from turnloom.errors import BadRequest, TurnloomError
 from turnloom.export.canonical import to_line
@@ -158,7 +159,7 @@ class _Admin:
         try:
             return orjson.Fragment(_dump(_row(await self._sessions.by_id(session_id))))
         except (TurnloomError, TypeError, ValueError, RecursionError) as error:
-            log.warning("session %s cannot be listed: %s", session_id, error)
+            swallowed(log, "gateway.list", "session %s cannot be listed: %s", session_id, error)
             return orjson.Fragment(_dump({"id": session_id, "error": str(error)}))
 
     async def get(self, http: web.Request) -> web.Response:

@@ -185,9 +185,11 @@ class TurnWatch:
             TURN.reset(turn)
 
     def _count(self) -> None:
+        metrics = self._observer.metrics
+        if self.answer is not Answer.NEW:
+            metrics.repeats.labels(self.answer).inc()
         if self.recorded is None or self.answer is Answer.REPLAY:
             return
-        metrics = self._observer.metrics
         metrics.turn(self.turn, self.dialect, self.before)
         metrics.seconds.observe(self.seconds)
         metrics.queue.observe(self.waited)

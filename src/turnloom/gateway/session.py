@@ -13,6 +13,7 @@ from turnloom.core.records import Pending
 from turnloom.core.retry import Answers, Identity, gone_on
 from turnloom.core.tree import Tree
 from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Origin, Policy, Unrolled, unroll
+from turnloom.counters import swallowed
 from turnloom.engine.contract import Capabilities
 from turnloom.engine.pool import worst
 from turnloom.errors import BadRequest, LimitReached, PromptTooLong, SessionClosed, StoreError
@@ -157,7 +158,7 @@ class Session:
                 try:
                     await self.amend(turn_id, abort=outcome)
                 except (StoreError, KeyError) as error:
-                    log.warning("what became of the abort of turn %s could not be written: %s", turn_id, error)
+                    swallowed(log, "gateway.settle", "what became of the abort of turn %s could not be written: %s", turn_id, error)
 
         task = asyncio.create_task(settled())
         self._settling.add(task)

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 
+from turnloom.counters import swallowed
 from turnloom.errors import SandboxError
 from turnloom.harness.contract import AgentContext, AgentOutcome, AgentRun, Harness
 from turnloom.harness.launch import run_agent
@@ -64,8 +65,8 @@ class _Plan:
             return
         try:
             self.on_event(RolloutEvent(rollout, stage, detail))
-        except Exception:  # A listener that fails must not end a rollout.
-            log.exception("an event listener failed")
+        except Exception:  # noqa: BLE001 (a listener that fails must not end a rollout)
+            swallowed(log, "rollout.listener", "an event listener failed", level=logging.ERROR, trace=True)
 
 
 @dataclass(slots=True)
@@ -211,9 +212,9 @@ async def _finish(session: SessionHandle, progress: _Progress) -> list[Sample]:
     """Close the session with what is known of it."""
     try:
         progress.stats = await session.stats()
-    except Exception as error:  # The samples matter more than the counts.
+    except Exception as error:  # noqa: BLE001 (the samples matter more than the counts)
         progress.error = progress.error or _describe(error)
-        log.warning("no stats of session %s", session.id, exc_info=error)
+        swallowed(log, "rollout.stats", "no stats of session %s", session.id, trace=True)
     return await session.finish(progress.grade.reward if progress.grade is not None and not progress.error else None)
 
 
@@ -221,8 +222,8 @@ async def _abandon(session: SessionHandle) -> None:
     """Close the session of a cancelled rollout."""
     try:
         await session.finish(None)
-    except Exception as error:  # Nothing may take the place of the cancellation.
-        log.warning("session %s could not be finished", session.id, exc_info=error)
+    except Exception:  # noqa: BLE001 (nothing may take the place of the cancellation)
+        swallowed(log, "rollout.finish", "session %s could not be finished", session.id, trace=True)
 
 
 def _result(

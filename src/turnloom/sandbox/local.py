@@ -25,6 +25,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from turnloom.counters import swallowed
 from turnloom.errors import SandboxError
 from turnloom.sandbox import directories
 from turnloom.sandbox.contract import FILE_LIMIT, OUTPUT_LIMIT, ExecResult, SandboxUnavailable
@@ -213,14 +214,14 @@ async def sweep(parent: Path | None = None) -> None:
     try:
         left = await asyncio.to_thread(directories.stale, parent)
     except OSError as error:
-        log.warning("cannot look for old sandboxes: %s", error)
+        swallowed(log, "sandbox.stale", "cannot look for old sandboxes: %s", error)
         return
     for sandbox, place in left:
         log.warning("removing the sandbox %s, whose process is gone", place.path)
         try:
             await _remove(sandbox, place)
         except SandboxError as error:
-            log.warning("%s", error)
+            swallowed(log, "sandbox.stale", "%s", error)
 
 
 async def _remove(sandbox: str, place: directories.Place) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 
+from turnloom.counters import swallowed
+
 log = logging.getLogger("turnloom.sandbox")
 
 _CHUNK = 1 << 16
@@ -66,7 +68,7 @@ class Drain:
         except BlockingIOError:
             return
         except OSError as error:
-            log.warning("a command's output cannot be read on: %s", error)
+            swallowed(log, "sandbox.output", "a command's output cannot be read on: %s", error)
             data = b""
         if data:
             self.buffer.feed(data)

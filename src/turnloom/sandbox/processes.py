@@ -15,6 +15,8 @@ import os
 import signal
 from pathlib import Path
 
+from turnloom.counters import swallowed
+
 log = logging.getLogger("turnloom.sandbox")
 
 TAG = "TURNLOOM_SANDBOX"
@@ -29,7 +31,7 @@ def signal_group(leader: int, number: signal.Signals) -> None:
     except ProcessLookupError:
         pass
     except PermissionError as error:
-        log.warning("cannot signal process group %d: %s", leader, error)
+        swallowed(log, "sandbox.signal", "cannot signal process group %d: %s", leader, error)
 
 
 def tagged(tag: str, leader: int | None = None) -> list[int]:
@@ -84,4 +86,4 @@ def _kill(pid: int, number: signal.Signals) -> None:
     except ProcessLookupError:
         pass
     except PermissionError as error:
-        log.warning("cannot signal process %d: %s", pid, error)
+        swallowed(log, "sandbox.signal", "cannot signal process %d: %s", pid, error)

@@ -105,7 +105,7 @@ async def test_a_turn_lives_as_long_as_anybody_waits_for_it() -> None:
         await first.content.readany()
         second = asyncio.create_task(ask(b, wire, stream=True))
         (live,) = session.live.values()
-        await until(lambda: len(live._readers) == 2)
+        await until(lambda: live.readers == 2)
         first.close()
         assert (await second)[1] == LONG
         assert (await check_one_exact_turn(b, LONG)).acknowledged
@@ -158,17 +158,24 @@ async def test_what_is_gone_on_with_may_be_left_again() -> None:
 
 
 @every_dialect
-async def test_what_the_engine_cut_off_is_gone_on_with(wire: Wire) -> None:
-    async with bench([Reply(text=LONG, chunk=1, fault=Fault.CUT), "the rest"]) as b:
+async def test_what_the_engine_aborted_is_gone_on_with(wire: Wire) -> None:
+    async with bench([Reply(text=LONG, chunk=1, fault=Fault.ABORT), "the rest"]) as b:
         await ask(b, wire, stream=True)
         (begun,) = await turns_of(b)
         held = begun.output.tolist()
         assert len(held) > 0
-        assert begun.outcome is not Outcome.DELIVERED
+        assert begun.outcome is Outcome.ABORTED
         status, text, _ = await ask(b, wire, stream=True)
-        if begun.outcome is Outcome.ABORTED:
-            assert (status, text) == (200, b.tokenizer.decode(held) + "the rest")
-            await check_one_exact_turn(b, text)
+        assert (status, text) == (200, b.tokenizer.decode(held) + "the rest")
+        await check_one_exact_turn(b, text)
+
+
+@every_dialect
+async def test_what_failed_is_not_trusted_with_a_rest(wire: Wire) -> None:
+    async with bench([Reply(text=LONG, chunk=1, fault=Fault.GARBAGE), "anew"]) as b:
+        await ask(b, wire, stream=True)
+        assert (await ask(b, wire))[1] == "anew"
+        assert [turn.outcome for turn in await turns_of(b)] == [Outcome.FAILED, Outcome.DELIVERED]
 
 
 @every_dialect
@@ -219,7 +226,7 @@ async def test_best_of_n_at_once(options: dict[str, Any], headers: list[dict[str
         assert {text for _, text, _ in answers} == {"a a a", "b b b", "c c c"}
         turns = await turns_of(b)
         assert len(turns) == 3
-        assert [turn.fork.kind for turn in turns if turn.fork] == ["new_conversation", "resampled", "resampled"]
+        assert [turn.fork.kind for turn in turns if turn.fork] == ["resampled", "resampled"]
 
 
 async def test_each_choice_of_several_is_gone_on_with_by_itself() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from turnloom.core.retry import Identity
 from turnloom.errors import SessionClosed, TurnloomError
@@ -19,11 +18,6 @@ from turnloom.gateway.respond import Choice
 from turnloom.wire.contract import Head, Reply, ReplyEvent
 
 log = logging.getLogger("turnloom.gateway")
-
-
-@dataclass(slots=True)
-class _Reader:
-    failure: BaseException | None = None
 
 
 class Live:
@@ -34,7 +28,7 @@ class Live:
         self.number = number
         self._log: list[Head | ReplyEvent | Reply] = []
         self._grown = asyncio.Event()
-        self._readers: set[_Reader] = set()
+        self.readers = 0
         self._delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -43,7 +37,7 @@ class Live:
     @property
     def leaving(self) -> bool:
         """Nobody waits for it any more, or it is over: who comes now is too late."""
-        return self.ended.is_set() or (self._task is not None and not self._readers)
+        return self.ended.is_set() or (self._task is not None and not self.readers)
 
     def start(self, work: Callable[[Live], Awaitable[object]], over: Callable[[Live], None]) -> None:
         """Begin the turn. `over` is called when it has ended, on record or failed."""
@@ -56,7 +50,7 @@ class Live:
             self._failure = SessionClosed("this reply was given up while it was being made; ask again")
         except Exception as error:
             self._failure = error
-            if not self._readers and not isinstance(error, TurnloomError | ConnectionError):
+            if not self.readers and not isinstance(error, TurnloomError | ConnectionError):
                 log.exception("a turn that nobody waited for any more failed")
         finally:
             self.ended.set()
@@ -72,7 +66,7 @@ class Live:
     async def finish(self, reply: Reply) -> None:
         """Returns when one reader's client has all of it. Raises what the last reader met where none of them has."""
         self._say(reply)
-        if not self._readers:
+        if not self.readers:
             raise ConnectionResetError("nobody waits for this reply any more")
         await asyncio.shield(self._delivered)
 
@@ -82,15 +76,15 @@ class Live:
 
     async def read(self, out: Choice) -> None:
         """Write all that was said and will be to this client. Raises what ended the turn, and ConnectionError when the client is gone."""
-        reader = _Reader()
-        self._readers.add(reader)
+        self.readers += 1
+        met: BaseException | None = None
         try:
             await self._relay(out)
         except BaseException as error:
-            reader.failure = error
+            met = error
             raise
         finally:
-            self._leave(reader)
+            self._leave(met)
 
     async def _relay(self, out: Choice) -> None:
         at = 0
@@ -113,15 +107,13 @@ class Live:
         if self._failure is not None:
             raise self._failure
 
-    def _leave(self, reader: _Reader) -> None:
-        self._readers.discard(reader)
-        if self._readers or self._task is None or self._task.done():
+    def _leave(self, met: BaseException | None) -> None:
+        self.readers -= 1
+        if self.readers or self._task is None or self._task.done():
             return
-        if self._log and isinstance(self._log[-1], Reply):
-            if not self._delivered.done():
-                gone = reader.failure
-                lost = gone if isinstance(gone, Exception) else ConnectionResetError("the client left before the end of its reply")
-                self._delivered.set_exception(lost)
-                self._delivered.exception()
-        else:
-            self._task.cancel()
+        if not (self._log and isinstance(self._log[-1], Reply)):
+            self._task.cancel(*([str(met)] if isinstance(met, ConnectionError) else []))
+        elif not self._delivered.done():
+            lost = met if isinstance(met, Exception) else ConnectionResetError("the client left before the end of its reply")
+            self._delivered.set_exception(lost)
+            self._delivered.exception()

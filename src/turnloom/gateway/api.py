@@ -26,8 +26,10 @@ from turnloom.gateway.admin import session_urls
 from turnloom.gateway.app import GatewayApp
 from turnloom.gateway.http_log import server_log
 from turnloom.gateway.labels import Labeler, load_labeler
+from turnloom.gateway.lag import watch_loop
+from turnloom.gateway.logs import ACCESS, AccessLog
 from turnloom.gateway.metrics import Metrics
-from turnloom.gateway.observe import Observer
+from turnloom.gateway.observe import Observer, Spans
 from turnloom.gateway.policy import History, load_matcher
 from turnloom.gateway.pools import POLICY, Spec, check_pools, open_pool, read_routes
 from turnloom.gateway.request_limits import DEFAULT_LIMITS, RequestLimits, install, server_options
@@ -52,6 +54,9 @@ from turnloom.wire.quirks import Quirk
 T = TypeVar("T")
 
 TokenizerSpec = str | Path | Tokenizer | None
+
+LAST_WORDS_SECONDS = 5.0
+"""How long a connection may take, when all turns have ended, until its client has what it is told last."""
 
 _NOT_STARTED = "the gateway is not started; use `async with Gateway(...)` or `with Gateway.background(...)`"
 
@@ -106,7 +111,8 @@ class Gateway:
     `quirks` which habits of clients are normalised. `renderer` is who writes prompts (`render.choose`), with
     `chat_template` in the place of the tokenizer's own, `template_kwargs` for every
     rendering, and `special_tokens` for what becomes of a control token's spelling
-    in a message. Use as an async context manager, or `Gateway.background(...)`
+    in a message. `access_log` writes a line for each request (`gateway.logs`), and
+    `spans` is who collects turns as spans (`gateway.observe`). Use as an async context manager, or `Gateway.background(...)`
     as a plain one from code that is not async.
     """
 
@@ -139,6 +145,8 @@ class Gateway:
         open_sessions: bool = False,
         keepalive: float = KEEPALIVE_SECONDS,
         request_limits: RequestLimits = DEFAULT_LIMITS,
+        access_log: bool = False,
+        spans: Spans | None = None,
     ) -> None:
         self._engines = dict(engine) if isinstance(engine, Mapping) else {POLICY: engine}
         self._tokenizers = dict(tokenizer) if isinstance(tokenizer, Mapping) else {POLICY: tokenizer}
@@ -161,6 +169,9 @@ class Gateway:
         self._open_sessions = open_sessions
         self._keepalive = keepalive
         self._request_limits = request_limits
+        self._access_log = access_log
+        self._observer = Observer(Metrics(), spans)
+        self._lag: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._sessions: Sessions | None = None
         self._pools: dict[str, Pool] = {}
@@ -188,7 +199,7 @@ class Gateway:
         )
         parts = Parts(
             policy=policy,
-            observe=Observer(Metrics()),
+            observe=self._observer,
             clock=time.time,
             new_id=lambda: uuid.uuid4().hex,
             history=self._history,
@@ -206,8 +217,17 @@ class Gateway:
         ).app()
         install(app, self._request_limits)
         served = server_options(self._request_limits)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, logger=server_log(), **served)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=ACCESS if self._access_log else None,
+            access_log_class=AccessLog,
+            logger=server_log(),
+            shutdown_timeout=LAST_WORDS_SECONDS,
+            **served,
+        )
         await self._runner.setup()
+        self._lag = asyncio.create_task(watch_loop(self._observer.metrics.lag))
         site = web.TCPSite(self._runner, self._host, self._port)
         try:
             await site.start()
@@ -238,12 +258,18 @@ class Gateway:
             raise ConfigError("a chat template comes with the tokenizer that is given; load it with that template")
         return spec
 
-    async def stop(self) -> None:
-        """Cancel what is in flight, keep it on record, close everything. Stopping twice is no error."""
+    async def stop(self, drain: float = 0.0) -> None:
+        """Take no new turn, let those in flight end for `drain` seconds, cancel the rest, keep all of it on record, close everything.
+
+        Meanwhile new turns and `/healthz` are answered with 503. Stopping twice is no error.
+        """
         sessions, self._sessions = self._sessions, None
         runner, self._runner = self._runner, None
         pools, self._pools = self._pools, {}
+        lag, self._lag = self._lag, None
         async with AsyncExitStack() as closing:  # from the last to the first, whatever one of them raises
+            if (spans := self._observer.spans) is not None:
+                closing.push_async_callback(asyncio.to_thread, spans.close)
             closing.push_async_callback(self._store.close)
             if sessions is not None:
                 closing.push_async_callback(sessions.settled)
@@ -251,7 +277,10 @@ class Gateway:
                 closing.push_async_callback(pool.close)
             if runner is not None:
                 closing.push_async_callback(runner.cleanup)
+            if lag is not None:
+                closing.callback(lag.cancel)
             if sessions is not None:
+                await sessions.drain(drain)
                 await sessions.close()
             for pool in pools.values():
                 pool.release()

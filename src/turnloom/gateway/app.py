@@ -19,6 +19,8 @@ from turnloom.gateway import routes as dialect_routes
 from turnloom.gateway.answer import answer, identified, intent_of
 from turnloom.gateway.body import MAX_BODY, read_body
 from turnloom.gateway.labels import Labeler, labelled
+from turnloom.gateway.metrics import ADMIN
+from turnloom.gateway.observe import in_session
 from turnloom.gateway.openapi import document
 from turnloom.gateway.pools import Route, routed
 from turnloom.gateway.respond import KEEPALIVE_SECONDS, OtherChoiceFailed, Responder, http_error
@@ -92,9 +94,9 @@ class GatewayApp:
     async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         http[SPOKEN] = dialect
         session = await self.sessions.by_key(auth.session_key(http))
+        in_session(session.row.id)
         request = await self._read(http, dialect)
         self._count_read(request)
-        self.parts.observe.received(http.headers)
         intent = intent_of(session, http.headers)
         out = Responder(http, dialect, stream=request.stream, choices=request.choices, keepalive=self._keepalive)
         try:
@@ -110,7 +112,7 @@ class GatewayApp:
             failure = _internal(error)
         finally:
             await out.close()
-        self._count_error(failure)
+        self.parts.metrics.error(failure, dialect.name)
         return await out.error(failure)
 
     async def _choices(self, session: Session, dialect: Dialect, request: Request, intent: Intent, out: Responder) -> None:
@@ -132,6 +134,7 @@ class GatewayApp:
     async def _count(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         http[SPOKEN] = dialect
         session = await self.sessions.by_key(auth.session_key(http))
+        in_session(session.row.id)
         tokens = await count_tokens(self.parts, session, await self._read(http, dialect))
         return web.Response(body=dialect.count(tokens), content_type="application/json")
 
@@ -146,6 +149,7 @@ class GatewayApp:
 
     async def _read(self, http: web.Request, dialect: Dialect) -> Request:
         body, envelope = await read_body(http), dialect_routes.envelope_of(http)
+        self.parts.observe.received(http.headers)
         read = partial(self._understood, dialect, envelope, body)
         return read() if len(body) <= _INLINE_BODY else await asyncio.to_thread(read)
 
@@ -184,11 +188,13 @@ class GatewayApp:
         return web.Response(text="turnloom\n")
 
     async def _healthz(self, http: web.Request) -> web.Response:
-        ready = all(await asyncio.gather(*(s.engine.health() for s in (self.parts.policy, *self.parts.others.values()))))
+        models = self.parts.policy, *self.parts.others.values()
+        # One that stops says so at once: load balancers leave before the last replies are out.
+        ready = not self.sessions.stopping and all(await asyncio.gather(*(served.engine.health() for served in models)))
         return web.json_response({"ready": ready}, status=200 if ready else 503)
 
     async def _metrics(self, http: web.Request) -> web.Response:
-        self.parts.metrics.sessions.set(self.sessions.loaded)
+        self.parts.metrics.state(self.sessions.loaded)
         return web.Response(body=self.parts.metrics.render(), content_type="text/plain", charset="utf-8")
 
     async def _openapi(self, http: web.Request) -> web.Response:
@@ -213,11 +219,12 @@ class GatewayApp:
         except Exception as error:
             log.exception("unexpected error on %s %s", request.method, _shown(request))
             failure = _internal(error)
-        self._count_error(failure)
         if request.path.startswith("/api/v1/"):
+            self.parts.metrics.error(failure, ADMIN)
             response = admin.error_response(failure)
         else:
             dialect = request.get(SPOKEN) or dialect_routes.dialect_of(request, self._dialects)
+            self.parts.metrics.error(failure, dialect.name)
             response = http_error(dialect.error(failure))
         if request.content.exception() is not None:
             response.force_close()  # where a broken body ends, and the next request begins, is not known
@@ -228,9 +235,6 @@ class GatewayApp:
         self.parts.metrics.images.inc(request.images)
         if request.declined:
             log.info("not offered to the model, since they run on a provider's servers: %s", ", ".join(map(repr, request.declined)))
-
-    def _count_error(self, error: TurnloomError) -> None:
-        self.parts.metrics.error(error, "")
 
 
 def _internal(error: Exception) -> TurnloomError:

@@ -77,6 +77,7 @@ class OpenTelemetrySpans:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self._provider = provider
+        self._closed = False
         self._tracer = provider.get_tracer("turnloom", __version__)
         self._extract = TraceContextTextMapPropagator().extract
         self._within = set_span_in_context
@@ -114,7 +115,10 @@ class OpenTelemetrySpans:
         span.end(nanos(watch.finished))
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most: a collector that does not answer holds nobody up."""
+        """Send what is left, for a few seconds at most: a collector that does not answer holds nobody up. Twice is no error."""
+        if self._closed:
+            return
+        self._closed = True
         ending = threading.Thread(target=self._provider.shutdown, name="turnloom-spans", daemon=True)
         ending.start()
         ending.join(_FLUSH_SECONDS)

@@ -183,9 +183,13 @@ class Session:
             changes["reward"] = reward
         if changes:
             await self.update(**changes)
-        if self._in_flight:
-            await asyncio.wait(set(self._in_flight), timeout=DRAIN_SECONDS)
+        await self.drain(DRAIN_SECONDS)
         await self.cancel_in_flight()
+
+    async def drain(self, seconds: float) -> None:
+        """Let turns in flight come to their end, for so long at most. New ones are kept out by others."""
+        if seconds > 0 and self._in_flight:
+            await asyncio.wait(set(self._in_flight), timeout=seconds)
 
     async def cancel_in_flight(self) -> None:
         """Cancel turns in flight and wait until each is on record."""

@@ -130,11 +130,21 @@ class Sessions:
         self._by_id.pop(session_id, None)
         self._ids.pop(session.row.key_hash, None)
 
-    async def close(self) -> None:
-        """Take no new turn and cancel what is in flight; sessions stay open on disk and go on after a restart."""
+    @property
+    def stopping(self) -> bool:
+        """No new turn is taken."""
+        return self._stopping
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new turn, and let those in flight come to their end, for so long at most."""
         self._stopping = True
         for session in self._by_id.values():
             session.stopping = True
+        await asyncio.gather(*(s.drain(seconds) for s in list(self._by_id.values())))
+
+    async def close(self) -> None:
+        """Take no new turn and cancel what is in flight; sessions stay open on disk and go on after a restart."""
+        await self.drain(0)
         await asyncio.gather(*(s.cancel_in_flight() for s in list(self._by_id.values())))
 
     async def settled(self) -> None:

@@ -13,6 +13,7 @@ from turnloom import __version__
 from turnloom.cli import check, demo, doctor, engine, export, forks, run, serve, show
 from turnloom.core.dump import escaped
 from turnloom.errors import EngineUnavailable, TurnloomError
+from turnloom.gateway import logs
 
 log = logging.getLogger("turnloom.cli")
 
@@ -37,19 +38,7 @@ def options(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens to standard error.")] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
-
-
-class _Formatter(logging.Formatter):
-    """Control characters, which an agent may have written, are shown escaped; a traceback keeps its lines."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return escaped(super().formatMessage(record))
-
-    def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(escaped(line) for line in super().format(record).split("\n"))
+    logs.configure(level=logging.INFO if verbose else logging.WARNING)
 
 
 for verb in (demo, serve, engine, run, show, forks, export, check, doctor):

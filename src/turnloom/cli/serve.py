@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import secrets
 import signal
+from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -40,11 +44,30 @@ from turnloom.cli.common import (
 )
 from turnloom.engine.pool import PATIENCE
 from turnloom.errors import ConfigError
+from turnloom.gateway import logs, otel
 from turnloom.gateway.api import Gateway
+from turnloom.gateway.observe import Spans
 from turnloom.store.contract import Limits
 from turnloom.types import Sampling
 
+log = logging.getLogger("turnloom.cli")
+
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+DRAIN_SECONDS = 30.0
+"""As long as an orchestrator waits, as a rule, before it kills."""
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 def register(app: typer.Typer) -> None:
@@ -82,6 +105,14 @@ def serve(
     top_k: Annotated[int, typer.Option(help="Pinned for every session that sets none; -1 is off.")] = -1,
     max_turns: Annotated[int | None, typer.Option(help="Turns a session may take.", min=1)] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and reply together.", min=2)] = None,
+    drain: Annotated[float, typer.Option(help="Seconds that turns in flight have when it is told to stop.", min=0)] = DRAIN_SECONDS,
+    log_format: Annotated[LogFormat, typer.Option(help="text for people, json for machines: one object a line.")] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel | None, typer.Option(help="info says how each turn ended.", show_default="warning; info with -v")] = None,
+    access_log: Annotated[bool, typer.Option("--access-log", help="A line for each request, without keys.")] = False,
+    otel: Annotated[
+        str,
+        typer.Option(help="Send spans to the OTLP collector at http://HOST:4318. Default: what OTEL_… name.", show_default=False),
+    ] = "",
 ) -> None:
     """Serve agents from an engine.
 
@@ -93,6 +124,7 @@ def serve(
     if host not in LOOPBACK and not admin_key:
         raise ConfigError(f"serving on {host} needs an admin key of your own: set --admin-key or TURNLOOM_ADMIN_KEY")
     key = admin_key or secrets.token_urlsafe(32)
+    _set_up_logs(log_format, log_level, access_log)
     gateway = Gateway(
         **engine_options(engine, tokenizer, route, engine_attempts, engine_patience),
         store=store,
@@ -111,17 +143,55 @@ def serve(
         limits=Limits(max_turns=max_turns, max_context=max_context),
         admin_key=key,
         open_sessions=open_sessions,
+        access_log=access_log,
+        spans=_spans(otel),
     )
-    run_async(_serve(gateway, store, "" if admin_key else key))
+    run_async(_serve(gateway, store, "" if admin_key else key, drain))
 
 
-async def _serve(gateway: Gateway, store: Path, new_key: str) -> None:
-    stop = asyncio.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+def _set_up_logs(style: LogFormat, level: LogLevel | None, access: bool) -> None:
+    logs.configure(style.value, logging.getLogger().level if level is None else getattr(logging, level.upper()))
+    if access:
+        logs.ACCESS.setLevel(logging.INFO)
+
+
+def _spans(endpoint: str) -> Spans | None:
+    """Raises ConfigError where they were asked for by name and OpenTelemetry is not installed."""
+    if endpoint:
+        return otel.open_spans(endpoint)
+    if otel.spans_wanted(os.environ):
+        try:
+            return otel.open_spans()
+        except ConfigError as error:
+            log.warning("the environment names a collector of spans, and gets none: %s", error)
+    return None
+
+
+async def _serve(gateway: Gateway, store: Path, new_key: str, drain: float) -> None:
     async with gateway:
         say(f"turnloom: serving on {gateway.url}, sessions in {store}")
         if new_key:
             say(f"turnloom: admin key {new_key}")
-        await stop.wait()
-        say("turnloom: stopping")
+        await told_to_stop()
+        left = gateway.in_flight
+        say(f"turnloom: stopping{f'; {left} turns in flight have {drain:g} s, a second signal ends them now' if left else ''}")
+        await gateway.stop(drain)
+
+
+async def told_to_stop() -> None:
+    """Return at SIGINT or SIGTERM. From then on another one ends the process at once: what clients were told is on disk."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+
+    def first() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+            signal.signal(number, _end_now)
+        told.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, first)
+    await told.wait()
+
+
+def _end_now(number: int, _: FrameType | None) -> None:
+    os._exit(128 + number)

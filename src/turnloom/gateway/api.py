@@ -285,6 +285,11 @@ class Gateway:
             for pool in pools.values():
                 pool.release()
 
+    @property
+    def in_flight(self) -> int:
+        """Turns that are being made."""
+        return 0 if self._sessions is None else self._sessions.in_flight
+
     async def __aenter__(self) -> Self:
         return await self.start()
 

@@ -80,12 +80,20 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure(style: Format = "text", level: int = logging.WARNING, stream: TextIO | None = None) -> None:
-    """Make the root logger write such lines, to standard error where no stream is given, and nowhere else."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JSONFormatter() if style == "json" else TextFormatter())
-    handler.addFilter(InTurn())
-    logging.basicConfig(level=level, handlers=[handler], force=True)
+class _Lines(logging.StreamHandler[TextIO]):
+    """The handler that `configure` sets up."""
+
+
+def configure(style: Format = "text", level: int = logging.WARNING) -> None:
+    """Make the root logger write such lines to standard error. What somebody else has set up stays as it is; a second call counts."""
+    root = logging.getLogger()
+    if any(not isinstance(handler, _Lines) for handler in root.handlers):
+        return
+    lines: _Lines = _Lines()
+    lines.setFormatter(JSONFormatter() if style == "json" else TextFormatter())
+    lines.addFilter(InTurn())
+    root.handlers[:] = [lines]
+    root.setLevel(level)
 
 
 class AccessLog(AbstractAccessLogger):

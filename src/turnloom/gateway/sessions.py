@@ -135,6 +135,11 @@ class Sessions:
         """No new turn is taken."""
         return self._stopping
 
+    @property
+    def in_flight(self) -> int:
+        """Turns that are being made."""
+        return sum(session.in_flight for session in self._by_id.values())
+
     async def drain(self, seconds: float) -> None:
         """Take no new turn, and let those in flight come to their end, for so long at most."""
         self._stopping = True

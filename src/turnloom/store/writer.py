@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnloom.errors import StoreError
+from turnloom.store.metrics import COMMIT_SECONDS
 from turnloom.store.schema import explain
 
 logger = logging.getLogger("turnloom.store")
@@ -75,7 +76,9 @@ class Writer:
         while not last:
             batch, last = self._gather()
             if batch:
-                self._wake(batch, self._settle(batch))
+                with COMMIT_SECONDS.time():
+                    results = self._settle(batch)
+                self._wake(batch, results)
 
     def _gather(self) -> tuple[list[_Job], bool]:
         batch: list[_Job] = []

@@ -32,7 +32,7 @@ from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.observe import Observer, Spans
 from turnloom.gateway.policy import History, load_matcher
 from turnloom.gateway.pools import POLICY, Spec, check_pools, open_pool, read_routes
-from turnloom.gateway.request_limits import DEFAULT_LIMITS, RequestLimits, install, server_options
+from turnloom.gateway.request_limits import DEFAULT_LIMITS, RequestLimits, guard, install, server_options
 from turnloom.gateway.respond import KEEPALIVE_SECONDS
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
@@ -227,6 +227,8 @@ class Gateway:
             **served,
         )
         await self._runner.setup()
+        assert self._runner.server is not None
+        guard(self._runner.server)
         self._lag = asyncio.create_task(watch_loop(self._observer.metrics.lag))
         site = web.TCPSite(self._runner, self._host, self._port)
         try:

@@ -63,6 +63,18 @@ def install(app: web.Application, limits: RequestLimits) -> None:
     app.middlewares.append(gate())
 
 
+def guard(server: web.Server) -> None:
+    """Refuse what else aiohttp answers before any middleware: its own answer to an unknown `Expect` repeats it, and fails at some bytes."""
+    handle = server.request_handler
+
+    async def guarded(request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect", "100-continue").lower() != "100-continue":
+            return web.Response(status=417, text="Expect: only 100-continue is known here\n")
+        return await handle(request)
+
+    server.request_handler = guarded
+
+
 def gate() -> Middleware:
     """Raises BadRequest for too many or too long headers, LimitReached for too many requests with one key at once."""
     busy: Counter[str] = Counter()

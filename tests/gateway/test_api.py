@@ -84,7 +84,7 @@ class Shared:
 
 
 async def test_finish_waits_for_turns_in_flight_then_cancels_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnloom.gateway.session.DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr("turnloom.gateway.lifecycle.DRAIN_SECONDS", 0.2)
     async with bench([Reply(text="never", fault=Fault.HANG)]) as b:
         asked = asyncio.create_task(b.post(user("hi", stream=True)))
         await b.engine.wait_running(1)
@@ -97,7 +97,7 @@ async def test_finish_waits_for_turns_in_flight_then_cancels_them(monkeypatch: p
 
 
 async def test_finish_ends_a_stream_that_has_begun_in_the_dialects_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnloom.gateway.session.DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr("turnloom.gateway.lifecycle.DRAIN_SECONDS", 0.2)
     async with bench([Reply(text="a b c d e f g h", chunk=1, fault=Fault.STALL)]) as b:
         asked = asyncio.create_task(b.post(user("hi", stream=True)))
         await b.engine.wait_running(1)

@@ -196,7 +196,7 @@ async def test_a_client_that_leaves_leaves_every_choice(stream: bool) -> None:
 
 
 async def test_a_session_that_is_finished_meanwhile_ends_every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnloom.gateway.session.DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr("turnloom.gateway.lifecycle.DRAIN_SECONDS", 0.2)
 
     def script(_: dict[str, Any], index: int) -> Reply:
         return Reply("one two three four", chunk=1, fault=[None, Fault.STALL, Fault.HANG][index])

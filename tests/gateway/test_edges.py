@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.gateways import Bench, bench, user
 from tests.support.wires import WIRES
-from turnloom.gateway import respond, session, turn
+from turnloom.gateway import lifecycle, respond, turn
 from turnloom.testing.scripted_engine import Reply, ScriptedEngine
 from turnloom.testing.tokenizers import qwen_tokenizer
 from turnloom.types import Outcome, Sampling
@@ -50,7 +50,7 @@ async def test_a_client_is_kept_alive_while_its_prompt_is_built(name: str, monke
 @every_dialect
 async def test_a_session_that_is_finished_meanwhile_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wire, held = WIRES[name], Held(monkeypatch)
-    monkeypatch.setattr(session, "DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr(lifecycle, "DRAIN_SECONDS", 0.05)
     async with bench(["never"]) as b:
         asked = asyncio.create_task(b.post(wire.body("hi"), wire.path(stream=False)))
         await held.asked.wait()

@@ -12,7 +12,7 @@ from tests.gateway.test_survival import QWEN, engines, said, told
 from tests.support.gateways import user
 from tests.support.pools import Story, pooled, until
 from tests.support.wires import WIRES, Wire
-from turnloom.gateway import session as sessions
+from turnloom.gateway import lifecycle
 from turnloom.store.contract import Limits
 from turnloom.testing.scripted_engine import Fault, Reply
 from turnloom.types import Outcome
@@ -299,7 +299,7 @@ async def test_a_client_that_leaves_while_held_is_not_sampled_for(stream: bool) 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["held before its first token", "aborted half-way"])
 async def test_a_session_that_is_finished_while_held_says_so(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "DRAIN_SECONDS", 0.05)
+    monkeypatch.setattr(lifecycle, "DRAIN_SECONDS", 0.05)
     story, gate = Story(QWEN, REPLY), HalfWay()
     async with pooled(engines(story, gate=gate)) as b:
         asking = asyncio.create_task(_begin(b, gate, begun))

@@ -151,7 +151,7 @@ class _Admin:
 
     async def list(self, http: web.Request) -> web.Response:
         limit, offset = _number(http, "limit", 100, 1000), _number(http, "offset", 0, 2**31)
-        rows = await self._sessions.rows(limit, offset)
+        rows = await self._sessions.entries(limit, offset)
         return _json({"sessions": [await self._entry(r.id) for r in rows], "limit": limit, "offset": offset})
 
     async def _entry(self, session_id: str) -> orjson.Fragment:
@@ -181,7 +181,7 @@ class _Admin:
     async def reward(self, http: web.Request) -> web.Response:
         body = await read_model(http, RewardBody)
         session = await self._session(http)
-        await session.update(reward=body.value)
+        await session.reward(body.value)
         return _json(_row(session))
 
     async def finish(self, http: web.Request) -> web.Response:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 
-from turnloom.core.retry import Answer, Intent, check_same, identity
+from turnloom.core.retry import Answer, Identity, Intent, check_same, identity
 from turnloom.errors import BadRequest
 from turnloom.gateway.respond import Choice
 from turnloom.gateway.session import Session
@@ -41,11 +41,27 @@ def intent_of(session: Session, headers: Mapping[str, str]) -> Intent:
     return Intent(again, another)
 
 
+def _asked(request: Request, intent: Intent, number: int) -> Identity | None:
+    """What reply on record, or being made, may be the one that is asked for; None where another one is wanted in any case."""
+    return None if intent.another and not request.idempotency else identity(request, number)
+
+
+def new_turns(parts: Parts, session: Session, request: Request, intent: Intent) -> int:
+    """How many of the request's choices are turns that nothing stands for yet. Raises BadRequest as `answer` does."""
+    model, pool = parts.served(request.pool).name, request.pool
+
+    def new(number: int) -> bool:
+        asked = _asked(request, intent, number)
+        if asked is None:
+            return True
+        return asked.place not in session.live and session.answers.find(session.tree, asked, intent, model, pool)[0] is Answer.NEW
+
+    return sum(map(new, range(request.choices)))
+
+
 async def answer(parts: Parts, session: Session, dialect: Dialect, request: Request, intent: Intent, out: Choice) -> None:
     """Raises what ended the turn, BadRequest for an idempotency key of another request, ConnectionError when the client is gone."""
-    asked = identity(request, out.number)
-    if asked is not None and intent.another and not request.idempotency:
-        asked = None
+    asked = _asked(request, intent, out.number)
     while asked is not None and (live := session.live.get(asked.place)) is not None:
         assert live.asked is not None
         check_same(asked, live.asked.fingerprint)

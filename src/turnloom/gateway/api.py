@@ -25,9 +25,11 @@ from turnloom.errors import ConfigError
 from turnloom.gateway.admin import session_urls
 from turnloom.gateway.app import GatewayApp
 from turnloom.gateway.http_log import server_log
+from turnloom.gateway.janitor import Janitor
 from turnloom.gateway.labels import Labeler, load_labeler
 from turnloom.gateway.lag import watch_loop
 from turnloom.gateway.logs import ACCESS, AccessLog
+from turnloom.gateway.memory import IDLE_SECONDS, IDLE_SESSIONS
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.observe import Observer, Spans
 from turnloom.gateway.policy import History, load_matcher
@@ -111,7 +113,8 @@ class Gateway:
     `quirks` which habits of clients are normalised. `renderer` is who writes prompts (`render.choose`), with
     `chat_template` in the place of the tokenizer's own, `template_kwargs` for every
     rendering, and `special_tokens` for what becomes of a control token's spelling
-    in a message. `access_log` writes a line for each request (`gateway.logs`), and
+    in a message. `max_sessions` may be open at once; of those that nobody uses, `loaded_sessions` stay in memory, each for
+    `loaded_seconds`, and the others come back from the store. `access_log` writes a line for each request (`gateway.logs`), and
     `spans` is who collects turns as spans (`gateway.observe`). Use as an async context manager, or `Gateway.background(...)`
     as a plain one from code that is not async.
     """
@@ -143,6 +146,9 @@ class Gateway:
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         admin_key: str = "",
         open_sessions: bool = False,
+        max_sessions: int | None = None,
+        loaded_sessions: int = IDLE_SESSIONS,
+        loaded_seconds: float = IDLE_SECONDS,
         keepalive: float = KEEPALIVE_SECONDS,
         request_limits: RequestLimits = DEFAULT_LIMITS,
         access_log: bool = False,
@@ -167,6 +173,8 @@ class Gateway:
         self._sampling, self._limits = sampling, limits
         self._admin_key = admin_key
         self._open_sessions = open_sessions
+        self._max_sessions, self._loaded = max_sessions, (loaded_sessions, loaded_seconds)
+        self._janitor: Janitor | None = None
         self._keepalive = keepalive
         self._request_limits = request_limits
         self._access_log = access_log
@@ -195,8 +203,19 @@ class Gateway:
         self.tokenizer = policy.tokenizer
         await self._store.open()
         self._sessions = Sessions(
-            self._store, self._sampling, self._limits, time.time, open_unknown=self._open_sessions, matcher=self._matcher
+            self._store,
+            self._sampling,
+            self._limits,
+            time.time,
+            open_unknown=self._open_sessions,
+            matcher=self._matcher,
+            max_sessions=self._max_sessions,
+            loaded=self._loaded[0],
+            keep=self._loaded[1],
+            metrics=self._observer.metrics,
         )
+        await self._sessions.start()
+        self._janitor = Janitor(self._sessions, time.time)
         parts = Parts(
             policy=policy,
             observe=self._observer,
@@ -230,6 +249,7 @@ class Gateway:
         assert self._runner.server is not None
         guard(self._runner.server)
         self._lag = asyncio.create_task(watch_loop(self._observer.metrics.lag))
+        self._janitor.start()
         site = web.TCPSite(self._runner, self._host, self._port)
         try:
             await site.start()
@@ -269,6 +289,7 @@ class Gateway:
         runner, self._runner = self._runner, None
         pools, self._pools = self._pools, {}
         lag, self._lag = self._lag, None
+        janitor, self._janitor = self._janitor, None
         async with AsyncExitStack() as closing:  # from the last to the first, whatever one of them raises
             if (spans := self._observer.spans) is not None:
                 closing.push_async_callback(asyncio.to_thread, spans.close)
@@ -281,6 +302,8 @@ class Gateway:
                 closing.push_async_callback(runner.cleanup)
             if lag is not None:
                 closing.callback(lag.cancel)
+            if janitor is not None:
+                await janitor.stop()
             if sessions is not None:
                 await sessions.drain(drain)
                 await sessions.close()

@@ -16,7 +16,7 @@ from turnloom.engine.pool import Pool
 from turnloom.errors import BadRequest, NotFound, TurnloomError
 from turnloom.gateway import admin, auth
 from turnloom.gateway import routes as dialect_routes
-from turnloom.gateway.answer import answer, identified, intent_of
+from turnloom.gateway.answer import answer, identified, intent_of, new_turns
 from turnloom.gateway.body import MAX_BODY, read_body
 from turnloom.gateway.labels import Labeler, labelled
 from turnloom.gateway.metrics import ADMIN
@@ -93,8 +93,11 @@ class GatewayApp:
 
     async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         http[SPOKEN] = dialect
-        session = await self.sessions.by_key(auth.session_key(http))
-        in_session(session.row.id)
+        with (await self.sessions.by_key(auth.session_key(http))).held() as session:
+            in_session(session.row.id)
+            return await self._answered(session, dialect, http)
+
+    async def _answered(self, session: Session, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         request = await self._read(http, dialect)
         self._count_read(request)
         intent = intent_of(session, http.headers)
@@ -126,16 +129,17 @@ class GatewayApp:
 
         if request.choices == 1:
             return await take(0)
-        ended = await asyncio.gather(*map(take, range(request.choices)), return_exceptions=True)
+        with session.admit(new_turns(self.parts, session, request, intent)):
+            ended = await asyncio.gather(*map(take, range(request.choices)), return_exceptions=True)
         failures = [error for error in ended if isinstance(error, BaseException)]
         if failures:
             raise min(failures, key=lambda error: isinstance(error, OtherChoiceFailed))
 
     async def _count(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:
         http[SPOKEN] = dialect
-        session = await self.sessions.by_key(auth.session_key(http))
-        in_session(session.row.id)
-        tokens = await count_tokens(self.parts, session, await self._read(http, dialect))
+        with (await self.sessions.by_key(auth.session_key(http))).held() as session:
+            in_session(session.row.id)
+            tokens = await count_tokens(self.parts, session, await self._read(http, dialect))
         return web.Response(body=dialect.count(tokens), content_type="application/json")
 
     async def _gemini(self, http: web.Request) -> web.StreamResponse:

@@ -1,13 +1,12 @@
-"""One session: its row, its tree, its limits, its turns in flight. Commits are durable before they are visible."""
+"""One session's turns: what each may sample, how it is stored, what the tree comes to. Commits are durable before they are visible."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Unpack
 
 from turnloom.core.records import Pending
 from turnloom.core.retry import Answers, Identity, gone_on
@@ -16,37 +15,25 @@ from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Origin, P
 from turnloom.counters import swallowed
 from turnloom.engine.contract import Capabilities
 from turnloom.engine.pool import worst
-from turnloom.errors import BadRequest, LimitReached, PromptTooLong, SessionClosed, StoreError
+from turnloom.errors import BadRequest, LimitReached, PromptTooLong, StoreError
+from turnloom.gateway import limits
+from turnloom.gateway.lifecycle import Keeping, Lifecycle, merged
 from turnloom.gateway.live import Live
 from turnloom.gateway.prompt import Prompt
 from turnloom.store.contract import SessionRow, Store
-from turnloom.types import AbortOutcome, Message, Outcome, Request, Sampling, Turn
+from turnloom.types import AbortOutcome, Message, Outcome, Request, Sample, Sampling, Turn
 
 log = logging.getLogger("turnloom.gateway")
 
-DRAIN_SECONDS = 5.0
-"""How long a finish waits for turns in flight before it cancels them."""
 
+class Session(Lifecycle):
+    """A session with what its turns read and write. The last arguments say how it is kept."""
 
-class Session:
-    def __init__(self, row: SessionRow, store: Store, tree: Tree | None = None) -> None:
-        self.row = row
-        self.tree = tree or Tree()
+    def __init__(self, row: SessionRow, store: Store, tree: Tree | None = None, **kept: Unpack[Keeping]) -> None:
+        super().__init__(row, store, tree, **kept)
         self.answers = Answers(self.tree.turns.values())
         self.live: dict[tuple[str, int], Live] = {}
         """Turns that are being made, by what they answer."""
-        self._store = store
-        self._lock = asyncio.Lock()
-        self._in_flight: set[asyncio.Task[Any]] = set()
-        self._settling: set[asyncio.Task[None]] = set()
-        self.closing = False
-        """Turns in flight are being cancelled by us, not by their clients."""
-        self.stopping = False
-        """The gateway takes no new turn."""
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._in_flight)
 
     def make(self, asked: Identity | None, number: int, work: Callable[[Live], Awaitable[object]]) -> Live:
         """Begin a turn that answers `asked`; until it ends, who asks the same finds it."""
@@ -60,38 +47,22 @@ class Session:
         if live.asked is not None and self.live.get(live.asked.place) is live:
             del self.live[live.asked.place]
 
-    @contextmanager
-    def turn_slot(self, *, new: bool = True) -> Iterator[None]:
-        """Hold a place for the current task's turn. Raises SessionClosed or LimitReached. A turn that is not `new` is on record already.
-
-        A cancellation that comes because the session is closed leaves as SessionClosed: the client is still there.
-        """
-        if self.row.status != "open":
-            raise SessionClosed("this session is finished; open a new one")
-        if self.stopping:
-            raise SessionClosed("the gateway is stopping; ask again when it is back")
-        limit = self.row.limits.max_turns
-        used = len(self.tree.turns) - self.tree.failed + len(self._in_flight)
-        if new and limit is not None and used >= limit:
-            raise LimitReached(f"this session has used its {limit} turns")
-        task = asyncio.current_task()
-        assert task is not None
-        self._in_flight.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not self.closing:
-                raise
-            raise SessionClosed("the session was closed while this reply was being made") from None
-        finally:
-            self._in_flight.discard(task)
+    def _tokens_left(self, choices: int, choice: int) -> int | None:
+        """Raises LimitReached where turns that were in flight with this one have used them meanwhile."""
+        if self.row.limits.max_tokens is None:
+            return None
+        left = limits.share(self.row.limits.max_tokens, self.usage.tokens, choices, choice)
+        if left < 1:
+            self._note("max_tokens")
+            raise LimitReached(limits.too_many("sampled tokens", self.row.limits.max_tokens, 0))
+        return left
 
     def sampling_for(self, request: Request, prompt: Prompt, engine: Capabilities, choice: int = 0) -> Sampling:
         """The pinned policy with the client's own stop strings, its schema, and the tokens that are left.
 
         Each further choice of a request has the next seed, else all would be one reply.
 
-        Raises PromptTooLong, and BadRequest where the engine cannot hold a reply to a schema.
+        Raises PromptTooLong, LimitReached, and BadRequest where the engine cannot hold a reply to a schema.
         """
         if request.json_schema and not engine.structured:
             raise BadRequest("structured output: this engine has no grammar backend; ask for JSON in the prompt instead")
@@ -102,14 +73,20 @@ class Session:
         # One token of the context stays unused: some engines refuse prompt and reply together equal to it.
         room = context - prompt_tokens - 1
         if room < 1:
+            if context < engine.context_length:
+                self._note("max_context")
             raise PromptTooLong(prompt_tokens, context - 2)
+        left = self._tokens_left(request.choices, choice)
         pinned = self.row.sampling
-        wishes = [n for n in (request.max_tokens, pinned.max_tokens, room) if n is not None]
+        wishes = [n for n in (request.max_tokens, pinned.max_tokens, room, left) if n is not None]
         seed = None if pinned.seed is None else (pinned.seed + choice) % 2**63
         return replace(pinned, seed=seed, max_tokens=min(wishes), stop=(*pinned.stop, *request.stop), json_schema=request.json_schema)
 
     def begin(self, turn_id: str, started: float) -> None:
         """A turn is being made: should the gateway be killed, that is known."""
+        task = asyncio.current_task()
+        if task in self._in_flight:
+            self._in_flight[task].turn = turn_id
         self._store.begin(self.row.id, turn_id, started)
 
     async def commit(self, pending: Pending, reply: Message, make: Callable[[int], Turn]) -> Turn:
@@ -122,6 +99,7 @@ class Session:
             except StoreError:
                 self._store.cancel(self.row.id, turn.id)
                 raise
+            await self._measure()
             self.tree.apply(delta, pending)
             self.answers.add(turn)
             return turn
@@ -135,9 +113,18 @@ class Session:
             if gone_on(self.tree, turn):
                 return False
             await self._store.replace(self.row.id, turn, reply)
+            await self._measure()
             self.tree.replace(turn, reply)
             self.answers.add(turn)
             return True
+
+    async def _measure(self) -> None:
+        """Ask the store how large the session has become, where that is limited."""
+        if self.row.limits.max_bytes is not None:
+            try:
+                self._bytes = (await self._store.usage(self.row.id)).bytes
+            except StoreError as error:
+                swallowed(log, "gateway.measure", "how large session %s is could not be read: %s", self.row.id, error)
 
     def acknowledge(self, turn_id: str) -> None:
         """Its client has all of it."""
@@ -160,47 +147,17 @@ class Session:
                 except (StoreError, KeyError) as error:
                     swallowed(log, "gateway.settle", "what became of the abort of turn %s could not be written: %s", turn_id, error)
 
-        task = asyncio.create_task(settled())
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
-
-    async def settled(self) -> None:
-        """Return when all that is still to be known of this session's turns is written."""
-        while self._settling:
-            await asyncio.wait(self._settling)
-
-    async def update(self, **changes: Any) -> None:
-        """Change the session's row, on disk first."""
-        async with self._lock:
-            row = replace(self.row, **changes)
-            await self._store.put_session(row)
-            self.row = row
-
-    async def finish(self, reward: float | None = None) -> None:
-        """Close, let turns in flight end, cancel those that do not. Finishing again only changes the reward."""
-        changes: dict[str, Any] = {"status": "closed"} if self.row.status == "open" else {}
-        if reward is not None:
-            changes["reward"] = reward
-        if changes:
-            await self.update(**changes)
-        await self.drain(DRAIN_SECONDS)
-        await self.cancel_in_flight()
-
-    async def drain(self, seconds: float) -> None:
-        """Let turns in flight come to their end, for so long at most. New ones are kept out by others."""
-        if seconds > 0 and self._in_flight:
-            await asyncio.wait(set(self._in_flight), timeout=seconds)
-
-    async def cancel_in_flight(self) -> None:
-        """Cancel turns in flight and wait until each is on record."""
-        late = set(self._in_flight)
-        self.closing = bool(late)
-        for task in late:
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
-        self.closing = False
+        self._background(settled())
 
     def unroll(self, longest: Longest = UNLIMITED, policy: Policy = DEFAULT_TRAINING) -> Unrolled:
+        """Its samples. One whose lineage earned a reward of its own has that, the others have the session's."""
         row = self.row
-        return unroll(self.tree, Origin(row.id, row.rollout, row.group, row.reward, row.metadata), policy, longest)
+        unrolled = unroll(self.tree, Origin(row.id, row.rollout, row.group, row.reward, row.metadata), policy, longest)
+        earned = {reward.lineage: merged(row.rewards, reward.lineage, row.reward_rule) for reward in row.rewards if reward.lineage}
+        return replace(unrolled, samples=tuple(self._credited(s, earned) for s in unrolled.samples)) if earned else unrolled
+
+    def _credited(self, sample: Sample, earned: dict[str, float | None]) -> Sample:
+        """Of several rewards on its lineage, the one of the latest turn is its own."""
+        path = self.tree.path(self.tree.node_of[sample.lineage_id])
+        turns = [self.tree.nodes[node].turn for node in reversed(path)]
+        return next((replace(sample, reward=earned[turn]) for turn in turns if turn in earned), sample)

@@ -1,4 +1,9 @@
-"""All sessions of one gateway: opened, found by key, loaded again from the store, dropped."""
+"""All sessions of one gateway: opened, found by key or id, brought back from the store, expired, dropped.
+
+A session is in memory once or not at all. What brings one in, or changes one that
+is not in memory, has its id to itself meanwhile; one that is in memory is changed
+through its object alone.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +11,28 @@ import asyncio
 import hashlib
 import secrets
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, get_args
+from weakref import WeakValueDictionary
 
+from turnloom.core.credit import RewardRule
 from turnloom.core.match import CANONICAL, Matcher
+from turnloom.core.records import Delta
 from turnloom.core.tree import Tree
-from turnloom.errors import BadRequest, NotFound, Unauthorized
+from turnloom.errors import BadRequest, LimitReached, NotFound, Unauthorized
+from turnloom.gateway import limits as rules
 from turnloom.gateway.body import check_json
+from turnloom.gateway.memory import IDLE_SECONDS, IDLE_SESSIONS, Memory
+from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.session import Session
-from turnloom.store.contract import Limits, SessionRow, Store
+from turnloom.store.contract import Entry, Limits, Repeats, SessionRow, Store, Usage
 from turnloom.types import Sampling
+
+T = TypeVar("T")
+
+_INLINE_DELTAS = 16
+"""So few are applied within about a millisecond; more are in a thread, so that the event loop is not held up."""
 
 
 def new_key() -> str:
@@ -29,6 +46,11 @@ def hash_key(key: str) -> str:
 
 
 class Sessions:
+    """`max_sessions` may be open at once. At most `loaded` that nobody uses are in memory, none for longer than `keep` seconds.
+
+    `drain` is how many seconds a finish waits for turns in flight.
+    """
+
     def __init__(
         self,
         store: Store,
@@ -38,6 +60,11 @@ class Sessions:
         *,
         open_unknown: bool = False,
         matcher: Matcher = CANONICAL,
+        max_sessions: int | None = None,
+        loaded: int = IDLE_SESSIONS,
+        keep: float = IDLE_SECONDS,
+        drain: float | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._store = store
         self._sampling = sampling
@@ -45,10 +72,18 @@ class Sessions:
         self._clock = clock
         self._open_unknown = open_unknown
         self._matcher = matcher
-        self._by_id: dict[str, Session] = {}
-        self._ids: dict[str, str] = {}
-        self._lock = asyncio.Lock()
+        self._max = max_sessions
+        self._drain = drain
+        self._metrics = metrics or Metrics()
+        self.memory = Memory(clock, loaded, keep, self._metrics.evictions.inc)
+        self._open = 0
+        self._alone: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping = False
+
+    async def start(self) -> None:
+        """Count the sessions that are open on disk. Raises StoreError."""
+        if self._max is not None:
+            self._open = (await self._store.stats()).sessions.get("open", 0)
 
     async def open(
         self,
@@ -61,41 +96,67 @@ class Sessions:
         rollout: str = "",
         labels: Mapping[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        reward_rule: RewardRule = "last",
+        repeats: Repeats = "retry",
     ) -> tuple[Session, str]:
-        """A new session and its key. Raises BadRequest when the id is taken or the metadata is no JSON that can be exported."""
+        """A new session and its key.
+
+        Raises BadRequest when the id is taken, a word is none of those known, or the metadata is no JSON that can be exported,
+        and LimitReached when as many sessions are open as may be.
+        """
         try:
             check_json(dict(metadata or {}))
         except ValueError as error:
             raise BadRequest(f"metadata: {error}") from error
+        _check_word("reward_rule", reward_rule, get_args(RewardRule))
+        _check_word("repeats", repeats, get_args(Repeats))
         key = key or new_key()
         session_id = session_id or uuid.uuid4().hex
-        async with self._lock:
-            if session_id in self._by_id or await self._store.session(session_id) is not None:
-                raise BadRequest(f"session id {session_id!r} is taken; choose another or leave it out")
-            row = SessionRow(
-                id=session_id,
-                key_hash=hash_key(key),
-                created=self._clock(),
-                sampling=sampling or self._sampling,
-                limits=limits or self._limits,
-                group=group,
-                rollout=rollout or session_id,
-                labels=dict(labels or {}),
-                metadata=dict(metadata or {}),
-            )
-            await self._store.put_session(row)
-            return self._keep(Session(row, self._store, Tree(self._matcher))), key
+        row = SessionRow(
+            id=session_id,
+            key_hash=hash_key(key),
+            created=self._clock(),
+            sampling=sampling or self._sampling,
+            limits=limits or self._limits,
+            group=group,
+            rollout=rollout or session_id,
+            labels=dict(labels or {}),
+            metadata=dict(metadata or {}),
+            reward_rule=reward_rule,
+            repeats=repeats,
+        )
+        await _to_its_end(self._put(row))
+        return await self.by_id(session_id), key
+
+    async def _put(self, row: SessionRow) -> None:
+        async with self._only(row.id):
+            if self.memory.get(row.id) is not None or await self._store.session(row.id) is not None:
+                raise BadRequest(f"session id {row.id!r} is taken; choose another or leave it out")
+            if self._max is not None and self._open >= self._max:
+                self.refused("max_sessions")
+                raise LimitReached(f"this gateway has {self._open} open sessions, as many as it may; finish one, or raise max_sessions")
+            self._open += 1
+            try:
+                await self._store.put_session(row)
+            except BaseException:
+                self._open -= 1
+                raise
+            self._metrics.opened.inc()
+            self._keep(row, Tree(self._matcher), Usage(touched=row.created))
 
     async def by_key(self, key: str) -> Session:
-        """Raises Unauthorized for a key that opens no session."""
+        """Raises Unauthorized for a key that opens no session. Hold what you get, if you await anything before you are done with it."""
         if not key:
             raise Unauthorized("no session key: send it as a bearer token, as x-api-key, or in the path as /s/KEY")
         hashed = hash_key(key)
-        if (session_id := self._ids.get(hashed)) is not None:
-            return self._by_id[session_id]
+        if (session := self.memory.by_key(hashed)) is not None:
+            return session
         row = await self._store.session_by_key(hashed)
-        if row is not None and row.status != "dropped":
-            return await self._load(row)
+        if row is not None:
+            try:
+                return await self.by_id(row.id)
+            except NotFound:
+                pass
         if not self._open_unknown:
             raise Unauthorized("no session has this key; open one first, or serve with --open-sessions on a trusted network")
         return await self._open_for(key)
@@ -110,25 +171,93 @@ class Sessions:
         return session
 
     async def by_id(self, session_id: str) -> Session:
-        """Raises NotFound."""
-        if (session := self._by_id.get(session_id)) is not None:
+        """The one object that stands for it, brought back from the store where it was not in memory. Raises NotFound.
+
+        Hold what you get (`Session.held`), if you await anything before you are done with it: else it may leave memory meanwhile.
+        """
+        if (session := self.memory.get(session_id)) is not None:
             return session
+        async with self._only(session_id):
+            if (session := self.memory.get(session_id)) is not None:
+                return session
+            row = await self._row(session_id)
+            deltas, usage = await self._store.deltas(session_id), await self._store.usage(session_id)
+            grow = asyncio.to_thread(_grown, self._matcher, deltas) if len(deltas) > _INLINE_DELTAS else None
+            tree = _grown(self._matcher, deltas) if grow is None else await grow
+            return self._keep(row, tree, usage)
+
+    async def _row(self, session_id: str) -> SessionRow:
         row = await self._store.session(session_id)
         if row is None or row.status == "dropped":
             raise NotFound(f"no session {session_id!r}")
-        return await self._load(row)
+        return row
 
-    async def rows(self, limit: int, offset: int) -> list[SessionRow]:
-        return list(await self._store.sessions(limit=limit, offset=offset))
+    def _keep(self, row: SessionRow, tree: Tree, usage: Usage) -> Session:
+        session = Session(row, self._store, tree, usage=usage, clock=self._clock, keeper=self, drain=self._drain)
+        session.stopping = self._stopping
+        self.memory.add(session)
+        return session
+
+    async def entries(self, limit: int = 100, offset: int = 0, status: str | None = None) -> Sequence[Entry]:
+        """As the store lists them, newest first. Nothing is brought into memory."""
+        return await self._store.sessions(limit=limit, offset=offset, status=status)
 
     async def drop(self, session_id: str) -> None:
-        """Finish, then forget. Raises NotFound."""
-        session = await self.by_id(session_id)
-        await session.finish()
-        await session.settled()
-        await self._store.drop(session_id)
-        self._by_id.pop(session_id, None)
-        self._ids.pop(session.row.key_hash, None)
+        """End its turns, then forget it and them. Goes on to its end when the caller is cancelled. Raises NotFound."""
+        await _to_its_end(self._dropped(session_id))
+
+    async def _dropped(self, session_id: str) -> None:
+        async with self._only(session_id):
+            if (session := self.memory.get(session_id)) is not None:
+                await session.drop()
+                self.memory.forget(session)
+                return
+            row = await self._row(session_id)
+            await self._store.drop(session_id)
+            if row.status == "open":
+                self.closed("")
+
+    async def due(self, now: float) -> Sequence[str]:
+        """Sessions whose time is up at `now`, as the store knows it: one may have turns in flight. Raises StoreError."""
+        return [session_id for session_id, _ in await self._store.expired(now)]
+
+    async def expire(self, session_id: str, now: float) -> str:
+        """Close it where its time is up at `now`, and say by which limit, "" for none. Raises StoreError."""
+        return await _to_its_end(self._expired(session_id, now))
+
+    async def _expired(self, session_id: str, now: float) -> str:
+        async with self._only(session_id):
+            if (session := self.memory.get(session_id)) is not None:
+                return await session.expire(now)
+            row = await self._store.session(session_id)
+            if row is None:
+                return ""
+            limit = rules.expiry(row, (await self._store.usage(session_id)).touched, 0, now)
+            if limit:
+                await self._store.put_session(rules.closed(row, limit))
+                self.closed(limit)
+            return limit
+
+    def woke(self, session_id: str) -> None:
+        self.memory.woke(session_id)
+
+    def rested(self, session_id: str) -> None:
+        self.memory.rested(session_id)
+
+    def closed(self, why: str) -> None:
+        self._open -= 1
+        if why in (rules.TTL, rules.IDLE):
+            self._metrics.expired(why)
+
+    def refused(self, limit: str) -> None:
+        self._metrics.limit(limit)
+
+    def rewarded(self) -> None:
+        self._metrics.rewards.inc()
+
+    def evict(self) -> int:
+        """Put sessions out of memory that nobody has used for long enough. How many that were."""
+        return self.memory.evict()
 
     @property
     def stopping(self) -> bool:
@@ -138,39 +267,50 @@ class Sessions:
     @property
     def in_flight(self) -> int:
         """Turns that are being made."""
-        return sum(session.in_flight for session in self._by_id.values())
+        return sum(session.in_flight for session in self.memory)
+
+    @property
+    def loaded(self) -> int:
+        return len(self.memory)
 
     async def drain(self, seconds: float) -> None:
         """Take no new turn, and let those in flight come to their end, for so long at most."""
         self._stopping = True
-        for session in self._by_id.values():
+        for session in self.memory:
             session.stopping = True
-        await asyncio.gather(*(s.drain(seconds) for s in list(self._by_id.values())))
+        await asyncio.gather(*(s.drain(seconds) for s in self.memory))
 
     async def close(self) -> None:
         """Take no new turn and cancel what is in flight; sessions stay open on disk and go on after a restart."""
         await self.drain(0)
-        await asyncio.gather(*(s.cancel_in_flight() for s in list(self._by_id.values())))
+        await asyncio.gather(*(s.cancel_in_flight() for s in self.memory))
 
     async def settled(self) -> None:
-        await asyncio.gather(*(s.settled() for s in list(self._by_id.values())))
+        await asyncio.gather(*(s.settled() for s in self.memory))
 
-    @property
-    def loaded(self) -> int:
-        return len(self._by_id)
+    @asynccontextmanager
+    async def _only(self, session_id: str) -> AsyncIterator[None]:
+        """Have this id to oneself. The lock is gone when nobody holds or awaits it."""
+        lock = self._alone.get(session_id)
+        if lock is None:
+            lock = self._alone[session_id] = asyncio.Lock()
+        async with lock:
+            yield
 
-    async def _load(self, row: SessionRow) -> Session:
-        """The session as it was: its deltas applied again, in order."""
-        async with self._lock:
-            if (session := self._by_id.get(row.id)) is not None:
-                return session
-            tree = Tree(self._matcher)
-            for delta in await self._store.deltas(row.id):
-                tree.apply(delta)
-            return self._keep(Session(row, self._store, tree))
 
-    def _keep(self, session: Session) -> Session:
-        session.stopping = self._stopping
-        self._by_id[session.row.id] = session
-        self._ids[session.row.key_hash] = session.row.id
-        return session
+def _grown(matcher: Matcher, deltas: Sequence[Delta]) -> Tree:
+    """The tree as it was: its deltas applied again, in order."""
+    tree = Tree(matcher)
+    for delta in deltas:
+        tree.apply(delta)
+    return tree
+
+
+def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise BadRequest(f"{name}: {word!r} is none of {', '.join(known)}")
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await it. A caller that is cancelled meanwhile leaves at once, and what it began is done all the same."""
+    return await asyncio.shield(asyncio.ensure_future(work))

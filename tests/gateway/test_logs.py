@@ -83,7 +83,7 @@ def test_a_line_for_machines_is_one_object_whatever_is_said() -> None:
     record = log.makeRecord(log.name, logging.ERROR, "f", 1, 'a\nb"\x1b[31m\ud800 %s', (f"/s/{OURS}",), None, extra={FIELDS: {"n": 3}})
     handler.handle(record)
     try:
-        raise ValueError(f"it was http://h/s/{OURS}/v1/messages?key=ab\"c&x=1\n")
+        raise ValueError(f'it was http://h/s/{OURS}/v1/messages?key=ab"c&x=1\n')
     except ValueError:
         handler.handle(log.makeRecord(log.name, logging.ERROR, "f", 1, "failed", (), sys.exc_info()))
     first, second = map(json.loads, stream.getvalue().splitlines())
@@ -194,7 +194,9 @@ async def test_the_access_log_is_off_unless_asked_for_and_shows_no_key(on: bool)
 
 async def test_no_key_is_in_the_log_whatever_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even before lines are masked: in the path, in a header or the query, through errors of every kind."""
-    faults = [Reply("one two three four", fault=fault) for fault in (Fault.HTTP_400, Fault.HTTP_503, Fault.CUT, Fault.NULL_LOGPROB, Fault.ABORT)]
+    faults = [
+        Reply("one two three four", fault=fault) for fault in (Fault.HTTP_400, Fault.HTTP_503, Fault.CUT, Fault.NULL_LOGPROB, Fault.ABORT)
+    ]
     foreign = "k" * 40
     statuses: list[int] = []
     with written() as lines:
@@ -211,7 +213,9 @@ async def test_no_key_is_in_the_log_whatever_goes_wrong(monkeypatch: pytest.Monk
             ]
 
             async def send(method: str, place: tuple[str, dict[str, str]], path: str, data: bytes, **more: str) -> None:
-                async with b.http.request(method, b.gateway.url + place[0].replace("PATH", path), data=data, headers={**place[1], **more}) as got:
+                async with b.http.request(
+                    method, b.gateway.url + place[0].replace("PATH", path), data=data, headers={**place[1], **more}
+                ) as got:
                     await got.read()
                     statuses.append(got.status)
 

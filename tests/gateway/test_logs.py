@@ -233,10 +233,12 @@ async def test_no_key_is_in_the_log_whatever_goes_wrong(monkeypatch: pytest.Monk
             for _ in faults:
                 await send("POST", places[0], "/v1/messages", body)
             with monkeypatch.context() as patched:
-                patched.setattr("turnloom.gateway.output.Output.feed", _broken)
-                await send("POST", places[1], "/v1/messages", body)
                 patched.setattr("turnloom.gateway.app.intent_of", _broken)
-                await send("POST", places[1], "/v1/messages", body)
+                for place in places[:5]:
+                    await send("POST", place, "/v1/messages", body)
+                patched.undo()
+                patched.setattr("turnloom.gateway.output.Output.feed", _broken)
+                await send("POST", places[0], "/v1/messages", body)
             await _leave(b.http, b.handle.base_url)
             await _speak_no_http(b.gateway.url, f"GET /s/{key}/v1/models HTTP/1.1\r\nX-Api-Key: {key}\r\n: \x00\r\n\r\n")
             await b.handle.finish()

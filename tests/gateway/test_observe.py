@@ -173,6 +173,7 @@ async def test_a_turn_that_fails_is_a_span_to_the_stage_where_it_did() -> None:
     assert not aborted.status.is_ok
     assert aborted.status.description == "EngineAborted", "never its message"
     assert not aborted.events, "nor its traceback"
+    assert "ended this reply" not in "".join(span.to_json() for span in seen.exporter.get_finished_spans())
     assert seen.children(aborted)[2].name == "engine"
     assert attributes(refused)["turnloom.outcome"] == "refused"
     assert attributes(refused)["error.type"] == "PromptTooLong"

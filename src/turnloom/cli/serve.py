@@ -174,7 +174,8 @@ async def _serve(gateway: Gateway, store: Path, new_key: str, drain: float) -> N
             say(f"turnloom: admin key {new_key}")
         await told_to_stop()
         left = gateway.in_flight
-        say(f"turnloom: stopping{f'; {left} turns in flight have {drain:g} s, a second signal ends them now' if left else ''}")
+        have, them = ("turn in flight has", "it") if left == 1 else ("turns in flight have", "them")
+        say(f"turnloom: stopping{f'; {left} {have} {drain:g} s, a second signal ends {them} now' if left else ''}")
         await gateway.stop(drain)
 
 

@@ -15,6 +15,7 @@ from turnloom.errors import StoreError
 from turnloom.store import codec
 from turnloom.store.contract import Limits, SessionRow
 from turnloom.store.memory import MemoryStore
+from turnloom.store.rows import decode_session, encode_session
 from turnloom.store.sqlite import SQLiteStore
 from turnloom.types import (
     CallRecord,
@@ -137,7 +138,7 @@ def test_a_delta_survives_the_codec(delta):
 
 @given(rows)
 def test_a_session_survives_the_codec(row):
-    assert codec.decode_session(codec.encode_session(row)) == row
+    assert decode_session(encode_session(row)) == row
 
 
 @settings(max_examples=25, deadline=None)
@@ -223,4 +224,4 @@ def test_damaged_columns_are_a_store_error(change, delta):
 
 def test_a_damaged_session_is_a_store_error():
     with pytest.raises(StoreError, match="damaged"):
-        codec.decode_session(codec.pack({"id": "s1"}))
+        decode_session(codec.pack({"id": "s1"}))

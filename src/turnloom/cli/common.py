@@ -23,7 +23,7 @@ from turnloom.engine.pool import PATIENCE
 from turnloom.errors import ConfigError
 from turnloom.gateway.pools import by_pool
 from turnloom.gateway.session import Session
-from turnloom.store.contract import SessionRow, Store
+from turnloom.store.contract import Entry, SessionRow, Store
 from turnloom.store.sqlite import SQLiteStore
 from turnloom.wire.quirks import ALL as ALL_QUIRKS
 from turnloom.wire.quirks import Quirk
@@ -220,11 +220,14 @@ async def reading(path: Path) -> AsyncIterator[SQLiteStore]:
 
 
 async def all_rows(store: Store) -> list[SessionRow]:
-    """Every session, newest first."""
-    rows: list[SessionRow] = []
-    while page := await store.sessions(limit=500, offset=len(rows)):
-        rows += page
-    return rows
+    """Every session that can be read, newest first; of each other it says so."""
+    entries: list[Entry] = []
+    while page := await store.sessions(limit=500, offset=len(entries)):
+        entries += page
+    for entry in entries:
+        if entry.row is None:
+            say(f"turnloom: session {clip(entry.id, 80)} cannot be read: {entry.error}")
+    return [entry.row for entry in entries if entry.row is not None]
 
 
 async def find_row(store: Store, wanted: str) -> SessionRow:

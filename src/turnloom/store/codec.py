@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ import zstandard
 
 from turnloom.core.records import Delta, Node
 from turnloom.errors import StoreError
-from turnloom.store.contract import Limits, SessionRow
 from turnloom.types import (
     CallRecord,
     CallStatus,
@@ -184,6 +184,25 @@ def decode_node(data: Json) -> Node:
     )
 
 
+def encode_nodes(nodes: Sequence[Node]) -> bytes:
+    return pack([encode_node(node) for node in nodes])
+
+
+def decode_nodes(data: bytes) -> tuple[Node, ...]:
+    try:
+        return tuple(decode_node(node) for node in unpack(data))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"a stored turn's messages are damaged: {type(error).__name__}: {error}") from error
+
+
+def replied(nodes: Sequence[Node], turn_id: str, reply: Message) -> tuple[Node, ...]:
+    """The nodes of a delta with another reply of its turn. Raises StoreError where none is the turn's."""
+    found = tuple(replace(node, message=reply) if node.turn == turn_id else node for node in nodes)
+    if not any(node.turn == turn_id for node in nodes):
+        raise StoreError(f"turn {turn_id} has no reply on record")
+    return found
+
+
 # Turns
 
 
@@ -251,8 +270,12 @@ def decode_calls(data: Json) -> tuple[CallRecord, ...]:
     return tuple(CallRecord(CallStatus(status), *fields) for status, *fields in data)
 
 
+Amended = tuple[str, str, int]
+"""outcome, abort, acknowledged: what comes to be known of a turn after it was stored."""
+
+
 def encode_turn(turn: Turn) -> Json:
-    """Everything but the token columns, and outcome and abort, which can be amended and so are stored beside it."""
+    """Everything but the token columns, and what can be amended (outcome, abort, acknowledged), which is stored beside it."""
     return {
         "id": turn.id,
         "index": turn.index,
@@ -276,10 +299,16 @@ def encode_turn(turn: Turn) -> Json:
         "pieces": [[piece.start, piece.engine, piece.why] for piece in turn.pieces],
         "surplus": turn.surplus,
         "cached_tokens": turn.cached_tokens,
+        "fingerprint": turn.fingerprint,
+        "idempotency": turn.idempotency,
+        "choice": turn.choice,
+        "reasoning_open": turn.reasoning_open,
     }
 
 
-def decode_turn(data: Json, outcome: Outcome, abort: str, appended: IntArray, output: IntArray, logprobs: FloatArray) -> Turn:
+def decode_turn(data: Json, columns: Amended, appended: IntArray, output: IntArray, logprobs: FloatArray) -> Turn:
+    """Fields that stores written earlier do not hold have their defaults."""
+    outcome, abort, acknowledged = columns
     return Turn(
         id=data["id"],
         index=data["index"],
@@ -291,7 +320,7 @@ def decode_turn(data: Json, outcome: Outcome, abort: str, appended: IntArray, ou
         output=output,
         logprobs=logprobs,
         finish=decode_finish(data["finish"]),
-        outcome=outcome,
+        outcome=Outcome(outcome),
         sampling=decode_sampling(data["sampling"]),
         versions=decode_versions(data["versions"]),
         calls=decode_calls(data["calls"]),
@@ -308,14 +337,19 @@ def decode_turn(data: Json, outcome: Outcome, abort: str, appended: IntArray, ou
         abort=abort,
         surplus=data.get("surplus", 0),
         cached_tokens=data.get("cached_tokens", 0),
+        fingerprint=data.get("fingerprint", ""),
+        idempotency=data.get("idempotency", ""),
+        choice=data.get("choice", 0),
+        reasoning_open=data.get("reasoning_open", False),
+        acknowledged=bool(acknowledged),
     )
 
 
 # Deltas
 
 
-DeltaColumns = tuple[str, str, bytes, bytes, bytes, bytes, bytes]
-"""outcome, abort, nodes, turn, appended, output, logprobs: one stored delta."""
+DeltaColumns = tuple[str, str, bytes, bytes, bytes, bytes, bytes, int]
+"""outcome, abort, nodes, turn, appended, output, logprobs, acknowledged: one stored delta."""
 
 
 def check_delta(delta: Delta) -> None:
@@ -335,50 +369,20 @@ def encode_delta(delta: Delta) -> DeltaColumns:
     return (
         str(turn.outcome),
         turn.abort,
-        pack([encode_node(node) for node in delta.nodes]),
+        encode_nodes(delta.nodes),
         pack(encode_turn(turn)),
         pack_ids(turn.appended),
         pack_ids(turn.output),
         pack_floats(turn.logprobs),
+        int(turn.acknowledged),
     )
 
 
 def decode_delta(columns: DeltaColumns) -> Delta:
-    outcome, abort, nodes, turn, appended, output, logprobs = columns
+    outcome, abort, nodes, turn, appended, output, logprobs, acknowledged = columns
+    amended = (outcome, abort, acknowledged)
     try:
-        return Delta(
-            nodes=tuple(decode_node(node) for node in unpack(nodes)),
-            turn=decode_turn(unpack(turn), Outcome(outcome), abort, unpack_ids(appended), unpack_ids(output), unpack_floats(logprobs)),
-        )
-    except (KeyError, TypeError, ValueError) as error:
+        decoded = decode_turn(unpack(turn), amended, unpack_ids(appended), unpack_ids(output), unpack_floats(logprobs))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"a stored turn is damaged: {type(error).__name__}: {error}") from error
-
-
-# Sessions
-
-
-def encode_session(row: SessionRow) -> bytes:
-    limits = row.limits
-    return pack(
-        {
-            "id": row.id,
-            "key_hash": row.key_hash,
-            "created": row.created,
-            "sampling": encode_sampling(row.sampling),
-            "limits": {"max_turns": limits.max_turns, "max_context": limits.max_context, "turn_timeout": limits.turn_timeout},
-            "group": row.group,
-            "rollout": row.rollout,
-            "labels": dict(row.labels),
-            "metadata": dict(row.metadata),
-            "status": row.status,
-            "reward": row.reward,
-        }
-    )
-
-
-def decode_session(body: bytes) -> SessionRow:
-    data = unpack(body)
-    try:
-        return SessionRow(**{**data, "sampling": decode_sampling(data["sampling"]), "limits": Limits(**data["limits"])})
-    except (KeyError, TypeError) as error:
-        raise StoreError(f"a stored session is damaged: {type(error).__name__}: {error}") from error
+    return Delta(decode_nodes(nodes), decoded)

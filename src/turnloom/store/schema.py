@@ -1,7 +1,9 @@
 """The SQLite file: its tables, its migrations, how it is opened, and what its errors mean.
 
-One row per session and one row per delta, in the order appended. Token columns
-are blobs; bodies are what `codec.pack` wrote. `application_id` says that a file
+One row per session, with what its turns add up to, and one row per delta, in the
+order appended. Token columns are blobs; bodies are what `codec.pack` wrote. `begun`
+has the turns that are being made: those left in it by a killed process were
+interrupted. `application_id` says that a file
 is ours and `user_version` which schema it has.
 """
 
@@ -15,6 +17,9 @@ from urllib.parse import quote
 from turnloom.errors import StoreError
 
 APPLICATION_ID = 0x544C4F4D  # "TLOM"
+
+SIZE = "length(nodes) + length(body) + length(appended) + length(output) + length(logprobs)"
+"""The bytes that a stored turn is counted for."""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -43,6 +48,27 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX deltas_by_session ON deltas (session, number)",
     ),
     ("ALTER TABLE deltas ADD COLUMN abort TEXT NOT NULL DEFAULT ''",),
+    (
+        "ALTER TABLE deltas ADD COLUMN acknowledged INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE sessions ADD COLUMN turns INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE sessions ADD COLUMN tokens INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE sessions ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE sessions ADD COLUMN touched REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE sessions ADD COLUMN interrupted INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE sessions ADD COLUMN expires REAL",
+        "ALTER TABLE sessions ADD COLUMN idle REAL",
+        f"""UPDATE sessions SET touched = created,
+            turns = (SELECT count(*) FROM deltas WHERE session = sessions.number),
+            tokens = (SELECT coalesce(sum(length(output)) / 4, 0) FROM deltas WHERE session = sessions.number),
+            bytes = (SELECT coalesce(sum({SIZE}), 0) FROM deltas WHERE session = sessions.number)""",
+        "CREATE INDEX sessions_by_status ON sessions (status, created, number)",
+        """CREATE TABLE begun (
+            session INTEGER NOT NULL,
+            turn TEXT NOT NULL,
+            started REAL NOT NULL,
+            PRIMARY KEY (session, turn)
+        ) STRICT, WITHOUT ROWID""",
+    ),
 )
 """MIGRATIONS[n] brings a file from version n to n + 1."""
 
@@ -122,7 +148,7 @@ def _check(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> No
     if version > VERSION:
         raise StoreError(f"{path} has schema {version} and this Turnloom knows up to {VERSION}; upgrade Turnloom to read it")
     if read_only and version < VERSION:
-        raise StoreError(f"{path} has the older schema {version}; open it for writing once to upgrade it")
+        raise StoreError(f"{path} has the older schema {version}; a gateway that serves it (`turnloom serve --store`) brings it up to date")
 
 
 ADVICE = {

@@ -15,15 +15,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from turnloom.core.records import Delta
 from turnloom.errors import StoreError
 from turnloom.store import codec, schema
-from turnloom.store.contract import SessionRow
+from turnloom.store.contract import Entry, SessionRow, StoreStats, Usage
+from turnloom.store.rows import decode_session, encode_session
 from turnloom.store.writer import Writer
-from turnloom.types import Outcome
+from turnloom.types import Message, Outcome, Turn
 
 T = TypeVar("T")
 
@@ -67,6 +69,7 @@ class SQLiteStore:
             connection = schema.connect(self.path, read_only=False)
             try:
                 schema.migrate(connection, self.path)
+                _interrupt(connection, self.path)
             except StoreError:
                 connection.close()
                 raise
@@ -76,24 +79,49 @@ class SQLiteStore:
         return connection
 
     async def put_session(self, row: SessionRow) -> None:
-        body = codec.encode_session(row)
+        body, limits = encode_session(row), row.limits
+        expires = None if limits.ttl is None else row.created + limits.ttl
 
         def work(connection: sqlite3.Connection) -> None:
+            values = (row.id, row.key_hash, row.created, row.status, body, row.created, expires, limits.idle_timeout)
             try:
-                connection.execute(PUT_SESSION, (row.id, row.key_hash, row.created, row.status, body))
+                connection.execute(PUT_SESSION, values)
             except sqlite3.IntegrityError as error:
                 raise StoreError(f"session {row.id} cannot be stored: {error}; a key opens one session only") from error
 
         await self._write(work)
 
+    def begin(self, session_id: str, turn_id: str, started: float) -> None:
+        self._later(lambda c: c.execute(BEGIN_TURN, (turn_id, started, session_id)))
+
+    def cancel(self, session_id: str, turn_id: str) -> None:
+        self._later(lambda c: c.execute(CANCEL_TURN, (turn_id, session_id)))
+
     async def append(self, session_id: str, delta: Delta) -> None:
         def work(connection: sqlite3.Connection) -> None:
-            columns = codec.encode_delta(delta)
+            columns, turn = codec.encode_delta(delta), delta.turn
             number = _number(connection, session_id)
             try:
-                connection.execute(APPEND, (number, delta.turn.id, *columns))
+                connection.execute(APPEND, (number, turn.id, *columns))
             except sqlite3.IntegrityError as error:
-                raise StoreError(f"session {session_id} already holds turn {delta.turn.id}; a turn is stored once") from error
+                raise StoreError(f"session {session_id} already holds turn {turn.id}; a turn is stored once") from error
+            size = sum(len(column) for column in columns if isinstance(column, bytes))
+            connection.execute(COUNT, (1, len(turn.output), size, turn.ended, number))
+            connection.execute("DELETE FROM begun WHERE session = ? AND turn = ?", (number, turn.id))
+
+        await self._write(work)
+
+    async def replace(self, session_id: str, turn: Turn, reply: Message) -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            number = _number(connection, session_id)
+            known = connection.execute(BEFORE, (number, turn.id)).fetchone()
+            if known is None:
+                raise StoreError(f"session {session_id} has no turn {turn.id} to replace")
+            delta = Delta(codec.replied(codec.decode_nodes(known[0]), turn.id, reply), turn)
+            columns = codec.encode_delta(delta)
+            connection.execute(REPLACE, (*columns, number, turn.id))
+            size = sum(len(column) for column in columns if isinstance(column, bytes))
+            connection.execute(COUNT, (0, len(turn.output) - known[1] // 4, size - known[2], turn.ended, number))
 
         await self._write(work)
 
@@ -105,9 +133,13 @@ class SQLiteStore:
 
         await self._write(work)
 
+    def acknowledge(self, session_id: str, turn_id: str) -> None:
+        self._later(lambda c: c.execute(ACKNOWLEDGE, (turn_id, session_id)))
+
     async def drop(self, session_id: str) -> None:
         def work(connection: sqlite3.Connection) -> None:
-            connection.execute("DELETE FROM deltas WHERE session = (SELECT number FROM sessions WHERE id = ?)", (session_id,))
+            for table in ("deltas", "begun"):
+                connection.execute(f"DELETE FROM {table} WHERE session = (SELECT number FROM sessions WHERE id = ?)", (session_id,))
             connection.execute("DELETE FROM sessions WHERE id = ?", (session_id,))
 
         await self._write(work)
@@ -121,11 +153,28 @@ class SQLiteStore:
             return None
         return await self._read(lambda c: _one_session(c, "SELECT body FROM sessions WHERE key_hash = ? AND key_hash != ''", key_hash))
 
-    async def sessions(self, *, limit: int = 100, offset: int = 0) -> Sequence[SessionRow]:
-        def read(connection: sqlite3.Connection) -> list[SessionRow]:
-            return [codec.decode_session(body) for (body,) in connection.execute(SESSIONS, (limit, offset))]
+    async def usage(self, session_id: str) -> Usage:
+        """Zero for an unknown session."""
+        return await self._read(lambda c: Usage(*(c.execute(f"SELECT {USAGE} FROM sessions WHERE id = ?", (session_id,)).fetchone() or ())))
+
+    async def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> Sequence[Entry]:
+        def read(connection: sqlite3.Connection) -> list[Entry]:
+            rows = connection.execute(SESSIONS, {"status": status, "limit": limit, "offset": offset})
+            return [_entry(*row) for row in rows]
 
         return await self._read(read)
+
+    async def expired(self, now: float) -> Sequence[tuple[str, str]]:
+        return await self._read(lambda c: c.execute(EXPIRED, {"now": now}).fetchall())
+
+    async def stats(self) -> StoreStats:
+        def read(connection: sqlite3.Connection) -> StoreStats:
+            by_status = dict(connection.execute("SELECT status, count(*) FROM sessions WHERE status != 'dropped' GROUP BY status"))
+            (turns,) = connection.execute("SELECT coalesce(sum(turns), 0) FROM sessions").fetchone()
+            return StoreStats(by_status, turns, _size(self.path), schema.VERSION)
+
+        found, writer = await self._read(read), self._writer
+        return found if writer is None else replace(found, commits=writer.commits, commit_seconds=writer.seconds)
 
     async def deltas(self, session_id: str) -> Sequence[Delta]:
         """Empty for an unknown session."""
@@ -163,6 +212,11 @@ class SQLiteStore:
             raise StoreError(f"{self.path} is not open; open the store before using it")
         await self._writer.write(work)
 
+    def _later(self, work: Callable[[sqlite3.Connection], object]) -> None:
+        """Nobody waits for it. A store that is read-only or closed takes no notes."""
+        if self._writer is not None:
+            self._writer.write_later(work)
+
     async def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
         if self._readers is None or self._closing is not None:
             raise StoreError(f"{self.path} is not open; open the store before using it")
@@ -175,16 +229,69 @@ class SQLiteStore:
 
 
 PUT_SESSION = """
-INSERT INTO sessions (id, key_hash, created, status, body) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET key_hash = excluded.key_hash, created = excluded.created, status = excluded.status, body = excluded.body
+INSERT INTO sessions (id, key_hash, created, status, body, touched, expires, idle) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET key_hash = excluded.key_hash, created = excluded.created, status = excluded.status, body = excluded.body,
+expires = excluded.expires, idle = excluded.idle
 """
-APPEND = "INSERT INTO deltas (session, turn, outcome, abort, nodes, body, appended, output, logprobs) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+BEGIN_TURN = "INSERT OR IGNORE INTO begun (session, turn, started) SELECT number, ?, ? FROM sessions WHERE id = ?"
+CANCEL_TURN = "DELETE FROM begun WHERE turn = ? AND session = (SELECT number FROM sessions WHERE id = ?)"
+APPEND = """
+INSERT INTO deltas (session, turn, outcome, abort, nodes, body, appended, output, logprobs, acknowledged)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+COUNT = """
+UPDATE sessions SET turns = turns + ?, tokens = tokens + ?, bytes = bytes + ?, touched = max(touched, ?) WHERE number = ?
+"""
+BEFORE = f"SELECT nodes, length(output), {schema.SIZE} FROM deltas WHERE session = ? AND turn = ?"
+REPLACE = """
+UPDATE deltas SET outcome = ?, abort = ?, nodes = ?, body = ?, appended = ?, output = ?, logprobs = ?, acknowledged = ?
+WHERE session = ? AND turn = ?
+"""
 AMEND = "UPDATE deltas SET outcome = coalesce(?, outcome), abort = coalesce(?, abort) WHERE session = ? AND turn = ?"
-SESSIONS = "SELECT body FROM sessions WHERE status != 'dropped' ORDER BY created DESC, number DESC LIMIT ? OFFSET ?"
+ACKNOWLEDGE = "UPDATE deltas SET acknowledged = 1 WHERE turn = ? AND session = (SELECT number FROM sessions WHERE id = ?)"
+USAGE = "turns, tokens, bytes, touched, interrupted"
+SESSIONS = f"""
+SELECT id, body, {USAGE} FROM sessions WHERE status != 'dropped' AND (:status IS NULL OR status = :status)
+ORDER BY created DESC, number DESC LIMIT :limit OFFSET :offset
+"""
+EXPIRED = """
+SELECT id, CASE WHEN expires <= :now THEN 'ttl' ELSE 'idle_timeout' END FROM sessions
+WHERE status = 'open' AND (expires <= :now OR touched + idle <= :now) ORDER BY number
+"""
 DELTAS = """
-SELECT outcome, abort, nodes, deltas.body, appended, output, logprobs FROM deltas
+SELECT outcome, abort, nodes, deltas.body, appended, output, logprobs, acknowledged FROM deltas
 JOIN sessions ON sessions.number = deltas.session WHERE sessions.id = ? ORDER BY deltas.number
 """
+INTERRUPT = """
+UPDATE sessions SET interrupted = interrupted + (SELECT count(*) FROM begun WHERE begun.session = sessions.number)
+WHERE number IN (SELECT session FROM begun)
+"""
+
+
+def _interrupt(connection: sqlite3.Connection, path: Path) -> None:
+    """Turns that a killed process was making are counted. Raises StoreError."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(INTERRUPT)
+        connection.execute("DELETE FROM begun")
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise schema.explain(error, path) from error
+
+
+def _entry(session_id: str, body: bytes, *usage: Any) -> Entry:
+    try:
+        return Entry(session_id, decode_session(body), Usage(*usage))
+    except StoreError as error:
+        return Entry(session_id, None, Usage(*usage), str(error))
+
+
+def _size(path: Path) -> int:
+    """Bytes of the file and what SQLite keeps beside it."""
+    names = (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm")))
+    return sum(name.stat().st_size for name in names if name.exists())
 
 
 def _number(connection: sqlite3.Connection, session_id: str) -> int:
@@ -196,7 +303,7 @@ def _number(connection: sqlite3.Connection, session_id: str) -> int:
 
 def _one_session(connection: sqlite3.Connection, query: str, value: str) -> SessionRow | None:
     row = connection.execute(query, (value,)).fetchone()
-    return None if row is None else codec.decode_session(row[0])
+    return None if row is None else decode_session(row[0])
 
 
 def _touch(connection: sqlite3.Connection) -> None:

@@ -15,23 +15,29 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
+from turnloom.counters import swallowed
 from turnloom.errors import StoreError
 from turnloom.store.metrics import COMMIT_SECONDS
 from turnloom.store.schema import explain
 
 logger = logging.getLogger("turnloom.store")
 
-Work = Callable[[sqlite3.Connection], None]
+Work = Callable[[sqlite3.Connection], object]
 
 BATCH = 512
 """At most so many pieces of work share a transaction."""
+
+LATER = 1.0
+"""Seconds that work nobody waits for may wait."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     work: Work
-    waiter: asyncio.Future[None]
+    waiter: asyncio.Future[None] | None
+    """None where nobody waits: then it may wait for company."""
 
 
 class _TransactionLost(Exception):
@@ -48,6 +54,8 @@ class Writer:
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.closing = False
         self.commits = 0
+        self.seconds = 0.0
+        """What all commits have taken."""
         self.thread = threading.Thread(target=self._run, name="turnloom-store-writer", daemon=True)
         self.thread.start()
 
@@ -58,6 +66,11 @@ class Writer:
         waiter: asyncio.Future[None] = self.loop.create_future()
         self.jobs.put(_Job(work, waiter))
         await waiter
+
+    def write_later(self, work: Work) -> None:
+        """Commit the work with the next that somebody waits for, at the latest after LATER. A failure is logged and counted."""
+        if not self.closing:
+            self.jobs.put(_Job(work, None))
 
     def stop(self) -> None:
         """Take no more work; what is queued is still done."""
@@ -76,22 +89,29 @@ class Writer:
         while not last:
             batch, last = self._gather()
             if batch:
-                with COMMIT_SECONDS.time():
-                    results = self._settle(batch)
+                began = monotonic()
+                results = self._settle(batch)
+                took = monotonic() - began
+                self.seconds += took
+                COMMIT_SECONDS.observe(took)
                 self._wake(batch, results)
 
     def _gather(self) -> tuple[list[_Job], bool]:
+        """What goes into one transaction, and whether it is the last."""
         batch: list[_Job] = []
-        job = self.jobs.get()
-        while job is not None:
-            batch.append(job)
-            if len(batch) == BATCH:
-                return batch, False
+        hurry, end = False, None
+        while len(batch) < BATCH:
+            wait = None if end is None else 0.0 if hurry else max(end - monotonic(), 0.0)
             try:
-                job = self.jobs.get_nowait()
+                job = self.jobs.get(timeout=wait)
             except queue.Empty:
-                return batch, False
-        return batch, True
+                break
+            if job is None:
+                return batch, True
+            batch.append(job)
+            hurry = hurry or job.waiter is not None
+            end = end or monotonic() + LATER
+        return batch, False
 
     def _settle(self, batch: Sequence[_Job]) -> list[StoreError | None]:
         """The fate of each job. Never raises: a waiter must not hang because this thread died."""
@@ -154,7 +174,10 @@ class Writer:
     def _wake(self, batch: Sequence[_Job], results: Sequence[StoreError | None]) -> None:
         def wake() -> None:
             for job, error in zip(batch, results, strict=True):
-                if not job.waiter.done():
+                if job.waiter is None:
+                    if error is not None:
+                        swallowed(logger, "store_later", "a note could not be written: %s", error)
+                elif not job.waiter.done():
                     if error is None:
                         job.waiter.set_result(None)
                     else:

@@ -1,4 +1,4 @@
-"""`turnloom serve` as a real process before a real engine process: from its first line to SIGTERM, and past `kill -9`."""
+"""`turnloom serve` as a real process before a real engine: from its first line to SIGTERM, and past `kill -9`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_from_the_first_line_to_sigterm(engine_url: str, tmp_path: Path, cli: Cl
         assert served.ask("POST", "/api/v1/sessions", {}, key="guess")[0] == 401
         session = served.open(id="one", metadata={"task": "greet"})
         assert served.say(session, "hello") == "It is done."
-        assert b'turnloom_turns_total{outcome="delivered"} 1.0' in served.get("/metrics")[1]
+        assert b'turnloom_turns_total{dialect="anthropic",outcome="delivered"} 1.0' in served.get("/metrics")[1]
         assert cli("show", "latest", "--store", store).out.startswith("session one (open): 1 turns"), "read while it is served"
         assert served.ask("POST", "/api/v1/sessions/one/finish", {"reward": 1})[0] == 200
         status, lines = served.get("/api/v1/sessions/one/samples")

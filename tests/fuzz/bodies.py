@@ -7,7 +7,10 @@ from typing import Any
 TURN = "0123456789abcdef0123456789abcdef"
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {"path": {"type": "string", "description": "where", "enum": ["a", "b"]}, "n": {"type": ["integer", "null"], "minimum": 0}},
+    "properties": {
+        "path": {"type": "string", "description": "where", "enum": ["a", "b"]},
+        "n": {"type": ["integer", "null"], "minimum": 0},
+    },
     "required": ["path"],
     "$defs": {"x": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/x"}]}},
 }
@@ -111,7 +114,12 @@ OPENAI_RESPONSES: dict[str, Any] = {
     "prompt_cache_key": "p",
     "tools": [
         {"type": "function", "name": "read", "description": "Reads a file", "parameters": SCHEMA, "strict": False},
-        {"type": "custom", "name": "patch", "description": "Patches", "format": {"type": "grammar", "syntax": "lark", "definition": "s: W"}},
+        {
+            "type": "custom",
+            "name": "patch",
+            "description": "Patches",
+            "format": {"type": "grammar", "syntax": "lark", "definition": "s: W"},
+        },
         {
             "type": "namespace",
             "name": "mcp",

@@ -55,11 +55,11 @@ def mutated(rng: Random, body: Any, others: Sequence[Any]) -> Any:
         if not found:
             return rng.choice(ODD)
         holder, key = rng.choice(found)
-        _change(rng, holder, key, others)
+        _change(rng, holder, key, others, len(found))
     return body if rng.random() > 0.01 else rng.choice((*ODD, [body]))
 
 
-def _change(rng: Random, holder: Any, key: Any, others: Sequence[Any]) -> None:
+def _change(rng: Random, holder: Any, key: Any, others: Sequence[Any], size: int) -> None:
     match rng.randrange(11):
         case 0:
             del holder[key]
@@ -71,7 +71,7 @@ def _change(rng: Random, holder: Any, key: Any, others: Sequence[Any]) -> None:
             holder[key] = copy.deepcopy(_piece(rng, others))
         case 5:
             holder[key] = rng.choice(([holder[key]], {"type": holder[key]}, {rng.choice(KEYS): holder[key]}, [holder[key]] * 2))
-        case 6 if isinstance(holder, list):
+        case 6 if isinstance(holder, list) and size < 1000:
             holder[key:key] = [holder[key]] * rng.choice((1, 2, 70))
         case 7 if isinstance(holder, list):
             rng.shuffle(holder)
@@ -110,14 +110,22 @@ def broken(rng: Random, raw: bytes) -> bytes:
         case 3:
             return raw[:at] + bytes(rng.randrange(256) for _ in range(rng.randint(1, 4))) + raw[at:]
         case 4:
-            return raw[:at] + rng.choice((b"NaN", b"Infinity", b"1e999", b"9" * 5000, b"\\ud83d", b"\xed\xa0\x80", b"\xff", b"\x00")) + raw[at:]
+            return (
+                raw[:at]
+                + rng.choice((b"NaN", b"Infinity", b"1e999", b"9" * 5000, b"\\ud83d", b"\xed\xa0\x80", b"\xff", b"\x00"))
+                + raw[at:]
+            )
         case 5:
             return raw.replace(b'"', rng.choice((b"'", b'\\"', b"")), rng.randint(1, 3))
         case 6:
-            return rng.choice((b"\xef\xbb\xbf" + raw, raw.decode("utf-8", "replace").encode("utf-16"), raw * 2, b"", b"[" * 3000, b'{"a":' * 3000))
+            return rng.choice(
+                (b"\xef\xbb\xbf" + raw, raw.decode("utf-8", "replace").encode("utf-16"), raw * 2, b"", b"[" * 3000, b'{"a":' * 3000)
+            )
         case 7:  # a key twice
             return raw.replace(b"{", b'{"%s":%s,' % (rng.choice(KEYS).encode(), json.dumps(rng.choice(WORDS)).encode()), 1)
         case 8:
             return raw.replace(b": ", b": " + b"[" * rng.choice((1, 130, 300)), 1)
         case _:
-            return raw.replace(rng.choice((b"null", b"true", b"false", b"64")), rng.choice((b"NaN", b"-0", b"1e400", b"0x10", b"01", b"[]")))
+            return raw.replace(
+                rng.choice((b"null", b"true", b"false", b"64")), rng.choice((b"NaN", b"-0", b"1e400", b"0x10", b"01", b"[]"))
+            )

@@ -58,7 +58,11 @@ ADMIN_BODIES: dict[str, tuple[str, Any]] = {
     "resume": ("/resume", {"pool": "policy", "engines": False}),
 }
 ADMIN_MODELS = {"open": OpenBody, "reward": RewardBody, "finish": FinishBody, "pause": PauseBody, "resume": ResumeBody}
-COUNTED = {"anthropic": "/v1/messages/count_tokens", "openai_responses": "/v1/responses/input_tokens", "gemini": "/v1beta/models/m:countTokens"}
+COUNTED = {
+    "anthropic": "/v1/messages/count_tokens",
+    "openai_responses": "/v1/responses/input_tokens",
+    "gemini": "/v1beta/models/m:countTokens",
+}
 
 
 class Escaped(AssertionError):

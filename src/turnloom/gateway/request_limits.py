@@ -64,7 +64,8 @@ def install(app: web.Application, limits: RequestLimits) -> None:
 
 
 def guard(server: web.Server) -> None:
-    """Refuse what else aiohttp answers before any middleware: its own answer to an unknown `Expect` repeats it, and fails at some bytes."""
+    """What the server answers before any middleware says nothing of what was sent: that may hold a key, and fails to encode at some bytes."""
+    server.__class__ = _Server
     handle = server.request_handler
 
     async def guarded(request: web.BaseRequest) -> web.StreamResponse:
@@ -73,6 +74,30 @@ def guard(server: web.Server) -> None:
         return await handle(request)
 
     server.request_handler = guarded
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        handler = super().__call__()
+        handler.__class__ = _Handler
+        return handler
+
+
+class _Handler(web.RequestHandler):
+    __slots__ = ()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)
+        said = (
+            "internal error; the log has the details"
+            if status >= 500
+            else f"this is no HTTP that is understood here ({type(exc).__name__})"
+        )
+        response = web.Response(status=status, text=said + "\n")
+        response.force_close()
+        return response
 
 
 def gate() -> Middleware:
@@ -100,7 +125,9 @@ def gate() -> Middleware:
 
 
 def check_headers(http: web.Request, limits: RequestLimits) -> None:
-    """Raises BadRequest."""
+    """Raises BadRequest, also for a body in a coding that only its end would tell from plain chunks."""
+    if http.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+        raise BadRequest("Transfer-Encoding: only chunked is supported")
     if len(http.raw_headers) > limits.headers:
         raise BadRequest(f"the request has {len(http.raw_headers)} headers; at most {limits.headers} are supported")
     size = sum(len(name) + len(value) for name, value in http.raw_headers)

@@ -180,6 +180,7 @@ class Gateway:
         self._access_log = access_log
         self._observer = Observer(Metrics(), spans)
         self._lag: asyncio.Task[None] | None = None
+        self._ending = asyncio.Lock()
         self._runner: web.AppRunner | None = None
         self._sessions: Sessions | None = None
         self._pools: dict[str, Pool] = {}
@@ -283,8 +284,14 @@ class Gateway:
     async def stop(self, drain: float = 0.0) -> None:
         """Take no new turn, let those in flight end for `drain` seconds, cancel the rest, keep all of it on record, close everything.
 
-        Meanwhile new turns and `/healthz` are answered with 503. Stopping twice is no error.
+        Meanwhile new turns and `/healthz` are answered with 503. Stopping twice is no error: a second call waits for the first.
         """
+        async with self._ending:
+            if self._sessions is not None:
+                await self._sessions.drain(drain)
+            await self._end()
+
+    async def _end(self) -> None:
         sessions, self._sessions = self._sessions, None
         runner, self._runner = self._runner, None
         pools, self._pools = self._pools, {}
@@ -305,7 +312,6 @@ class Gateway:
             if janitor is not None:
                 await janitor.stop()
             if sessions is not None:
-                await sessions.drain(drain)
                 await sessions.close()
             for pool in pools.values():
                 pool.release()

@@ -198,7 +198,7 @@ class GatewayApp:
         return web.json_response({"ready": ready}, status=200 if ready else 503)
 
     async def _metrics(self, http: web.Request) -> web.Response:
-        self.parts.metrics.state(self.sessions.loaded)
+        self.parts.metrics.state(self.sessions.loaded, await self.sessions.stats())
         return web.Response(body=self.parts.metrics.render(), content_type="text/plain", charset="utf-8")
 
     async def _openapi(self, http: web.Request) -> web.Response:

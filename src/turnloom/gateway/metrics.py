@@ -112,7 +112,7 @@ class Metrics:
         """How many sessions there are, in memory and on record."""
         self.sessions.set(loaded)
         if stats is not None:
-            for status in ("open", "closed", "dropped"):
+            for status in ("open", "closed"):
                 self.stored.labels(status).set(stats.sessions.get(status, 0))
 
     def render(self) -> bytes:

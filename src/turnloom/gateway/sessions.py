@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -20,16 +21,19 @@ from turnloom.core.credit import RewardRule
 from turnloom.core.match import CANONICAL, Matcher
 from turnloom.core.records import Delta
 from turnloom.core.tree import Tree
-from turnloom.errors import BadRequest, LimitReached, NotFound, Unauthorized
+from turnloom.counters import swallowed
+from turnloom.errors import BadRequest, LimitReached, NotFound, StoreError, Unauthorized
 from turnloom.gateway import limits as rules
 from turnloom.gateway.body import check_json
 from turnloom.gateway.memory import IDLE_SECONDS, IDLE_SESSIONS, Memory
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.session import Session
-from turnloom.store.contract import Entry, Limits, Repeats, SessionRow, Store, Usage
+from turnloom.store.contract import Entry, Limits, Repeats, SessionRow, Store, StoreStats, Usage
 from turnloom.types import Sampling
 
 T = TypeVar("T")
+
+log = logging.getLogger("turnloom.gateway")
 
 _INLINE_DELTAS = 16
 """So few are applied within about a millisecond; more are in a thread, so that the event loop is not held up."""
@@ -237,6 +241,14 @@ class Sessions:
                 await self._store.put_session(rules.closed(row, limit))
                 self.closed(limit)
             return limit
+
+    async def stats(self) -> StoreStats | None:
+        """What the store holds; None where it cannot say."""
+        try:
+            return await self._store.stats()
+        except StoreError as error:
+            swallowed(log, "gateway.stats", "the store does not say what it holds: %s", error)
+            return None
 
     def woke(self, session_id: str) -> None:
         self.memory.woke(session_id)

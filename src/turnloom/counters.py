@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector
 
 REGISTRY = CollectorRegistry()
+
+ProcessCollector(registry=REGISTRY)
 
 SWALLOWED = Counter("turnloom_swallowed", "Exceptions that were logged and went no further, by place.", ["where"], registry=REGISTRY)
 

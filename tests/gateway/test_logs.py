@@ -239,6 +239,9 @@ async def test_no_key_is_in_the_log_whatever_goes_wrong(monkeypatch: pytest.Monk
                 patched.undo()
                 patched.setattr("turnloom.gateway.output.Output.feed", _broken)
                 await send("POST", places[0], "/v1/messages", body)
+                (bug,) = [line for line in lines.of("turnloom.gateway") if line["turn"]]
+                assert (bug["message"], bug["exception"]) == ("unexpected error on POST /s/…/v1/messages", "ZeroDivisionError")
+                assert bug["session"] == b.handle.id
             await _leave(b.http, b.handle.base_url)
             await _speak_no_http(b.gateway.url, f"GET /s/{key}/v1/models HTTP/1.1\r\nX-Api-Key: {key}\r\n: \x00\r\n\r\n")
             await b.handle.finish()

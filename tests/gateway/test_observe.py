@@ -192,15 +192,23 @@ async def test_a_traceparent_that_is_none_is_no_parent(sent: str) -> None:
     assert [span.parent for span in seen.turns()] == [None, None]
 
 
+def test_a_turn_that_came_out_shorter_than_it_was_is_counted_all_the_same() -> None:
+    metrics = Metrics()
+    with Observer(metrics).turn(dialect="anthropic", session="s", turn_id="t", before=turn(Outcome.ORPHANED, FinishReason.ABORT)) as watch:
+        watch.ended(turn(Outcome.FAILED, FinishReason.ABORT, 1))
+    assert value(metrics, "turns_total", outcome="failed", dialect="anthropic") == 1
+    assert value(metrics, "tokens_total", kind="sampled") == 0
+
+
 def test_spans_that_cannot_be_made_end_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
     seen = Collected()
-    monkeypatch.setattr(seen.spans, "_turn", broken)
+    monkeypatch.setattr(seen.spans, "turn", broken)
     with written() as lines, Observer(Metrics(), seen.spans).turn(dialect="anthropic", session="s", turn_id="t") as watch:
         watch.ended(turn())
-    assert lines.of("turnloom.gateway")[0]["exception"] == "ZeroDivisionError"
+    assert [line["exception"] for line in lines.parsed if "exception" in line] == ["ZeroDivisionError"]
 
 
 async def test_spans_arrive_at_a_collector() -> None:

@@ -12,8 +12,8 @@ log = logging.getLogger("turnloom.gateway")
 EVERY = 0.25
 """Seconds between two looks."""
 
-STUCK = 1.0
-"""Seconds of lag that are worth a warning."""
+STUCK = 5.0
+"""Seconds of lag that are worth a warning: by then clients wonder."""
 
 
 async def watch_loop(lag: Histogram) -> None:

@@ -13,7 +13,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from turnloom.core.retry import Identity
+from turnloom.counters import SWALLOWED
 from turnloom.errors import SessionClosed, TurnloomError
+from turnloom.gateway.observe import in_turn
 from turnloom.gateway.respond import Choice
 from turnloom.wire.contract import Head, Reply, ReplyEvent
 
@@ -51,6 +53,7 @@ class Live:
         except Exception as error:
             self._failure = error
             if not self.readers and not isinstance(error, TurnloomError | ConnectionError):
+                SWALLOWED.labels("gateway.unheard").inc()
                 log.exception("a turn that nobody waited for any more failed")
         finally:
             self.ended.set()
@@ -94,6 +97,7 @@ class Live:
                 said = self._log[at]
                 at += 1
                 if isinstance(said, Head):
+                    in_turn(said.turn_id)
                     out.open(said)
                 elif isinstance(said, Reply):
                     await out.finish(said)

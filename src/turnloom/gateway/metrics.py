@@ -83,7 +83,7 @@ class Metrics:
             self.turns.labels("unrecorded", _one_of(dialect, _DIALECTS)).inc()
             return
         self.turns.labels(turn.outcome, _one_of(dialect, _DIALECTS)).inc()
-        self.tokens.labels("sampled").inc(len(turn.output) - (0 if before is None else len(before.output)))
+        self.tokens.labels("sampled").inc(max(len(turn.output) - (0 if before is None else len(before.output)), 0))
         for call in turn.calls:
             self.calls.labels(call.status).inc()
         if before is not None:

@@ -31,6 +31,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from turnloom.core.retry import Answer, whole
+from turnloom.counters import swallowed
 from turnloom.engine.contract import Trace
 from turnloom.gateway.logs import FIELDS, SESSION, TURN
 from turnloom.gateway.metrics import Metrics
@@ -63,7 +64,7 @@ _ARRIVAL: ContextVar[Arrival | None] = ContextVar("turnloom_arrival", default=No
 
 
 class Spans(Protocol):
-    """Who collects turns as spans. Neither call raises, nor waits."""
+    """Who collects turns as spans. `turn` does not wait."""
 
     def turn(self, watch: TurnWatch) -> None:
         """A turn that is over."""
@@ -95,6 +96,11 @@ class Observer:
 def in_session(session_id: str) -> None:
     """Log lines of the current task, and of those it begins, carry this session from here on."""
     SESSION.set(session_id)
+
+
+def in_turn(turn_id: str) -> None:
+    """The same for the turn: for those who wait for its reply."""
+    TURN.set(turn_id)
 
 
 class TurnWatch:
@@ -157,7 +163,7 @@ class TurnWatch:
     def sampled(self) -> int:
         """Tokens that came to the record this time."""
         turn, before = self.turn, self.before
-        return 0 if turn is None else len(turn.output) - (0 if before is None else len(before.output))
+        return 0 if turn is None else max(len(turn.output) - (0 if before is None else len(before.output)), 0)
 
     @property
     def seconds(self) -> float:
@@ -175,10 +181,13 @@ class TurnWatch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.error, self.finished = error, self._clock()
-        self._count()
-        self._say()
-        if self._observer.spans is not None:
-            self._observer.spans.turn(self)
+        try:
+            self._count()
+            self._say()
+            if self._observer.spans is not None:
+                self._observer.spans.turn(self)
+        except Exception:  # noqa: BLE001 (a turn is not lost for being watched)
+            swallowed(log, "gateway.observe", "the end of a turn could not be told", trace=True)
         if self._tokens is not None:
             session, turn = self._tokens
             SESSION.reset(session)

@@ -6,7 +6,6 @@ ids, counts and names, and never what a client or a model wrote.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -14,14 +13,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from turnloom import __version__
-from turnloom.counters import swallowed
 from turnloom.errors import ConfigError
 from turnloom.gateway.observe import Spans, Stage, TurnWatch
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
-
-log = logging.getLogger("turnloom.gateway")
 
 PARTS = {
     "prepare": Stage.PREPARED,
@@ -83,12 +79,6 @@ class OpenTelemetrySpans:
         self._within = set_span_in_context
 
     def turn(self, watch: TurnWatch) -> None:
-        try:
-            self._turn(watch)
-        except Exception:  # noqa: BLE001 (logged and counted; a turn never fails for its spans)
-            swallowed(log, "otel.turn", "a turn's spans could not be made", trace=True)
-
-    def _turn(self, watch: TurnWatch) -> None:
         # What the observer's clock says, as nanoseconds of the wall's.
         offset = time.time() - watch.finished
         times = [(name, watch.times.get(stage)) for name, stage in PARTS.items()]

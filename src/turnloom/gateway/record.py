@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from turnloom.core.forks import Decode, compare, explain
 from turnloom.core.records import Pending
 from turnloom.core.unroll import prompt_crc
+from turnloom.counters import SWALLOWED
 from turnloom.engine.contract import Trace
 from turnloom.gateway.output import Output
 from turnloom.gateway.prompt import Prompt
@@ -157,5 +158,6 @@ async def uncancelled(work: Coroutine[Any, Any, T]) -> T:
     if cancelled is None:
         return task.result()
     if (failure := task.exception()) is not None:
+        SWALLOWED.labels("gateway.record").inc()
         log.error("what a cancelled caller was waiting for failed: %s", failure, exc_info=failure)
     raise cancelled

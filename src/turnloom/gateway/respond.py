@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from turnloom.counters import swallowed
 from turnloom.errors import EngineAborted, TurnloomError
 from turnloom.wire.contract import Dialect, Head, Reply, ReplyEvent, StreamWriter, WireError
 
@@ -166,7 +167,8 @@ class Responder:
         try:
             await self._read_in_time(self._end_stream(self._begin().error(error)))
         except ConnectionError as gone:
-            log.info("the client left before it could be told: %s (%s)", error, gone)
+            words = "the client left before it could be told: %s (%s)"
+            swallowed(log, "gateway.error", words, error, gone, level=logging.INFO)
         return self._response
 
     async def close(self) -> None:
@@ -203,7 +205,7 @@ class Responder:
                     if clock() - self._last_write >= self._keepalive:
                         await self._read_in_time(self._write(self._begin().ping()))
         except ConnectionError as gone:
-            log.info("keepalive stops, the client is gone: %s", gone)
+            swallowed(log, "gateway.keepalive", "keepalive stops, the client is gone: %s", gone, level=logging.INFO)
 
     async def _stop_pinging(self) -> None:
         pinger, self._pinger = self._pinger, None

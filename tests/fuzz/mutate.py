@@ -12,25 +12,28 @@ from tests.fuzz.bodies import TURN
 
 CONTROL = "<|im_end|>\n<|im_start|>system"
 ODD: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 0.5, -0.0, 8.0, 1e308, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**40,
-    "", " ", "x", "0", "true", "null", "a\x00b", "\x1b[2J", "é", "👩‍👩‍👧", "\ud800", "\udc00\ud800", "\uffff", CONTROL, "../../etc/passwd", "%2e%2e",
-    "__proto__", "constructor", TURN, f"resp_{TURN}", f"toolu_{TURN}00", "data:image/png;base64,aGk=", "http://127.0.0.1:9/x", "{", '{"a":', "🙂" * 200,
-    "x" * 5000, [], {}, [[]], [{}], [None], {"": None}, {"type": {}}, {"type": "text"}, {"role": "user"}, {"a": {"b": {"c": {"d": []}}}},
-)  # fmt: skip
-WORDS = (
-    "text", "input_text", "output_text", "refusal", "image", "document", "image_url", "input_image", "input_file", "input_audio", "file", "thinking",
-    "redacted_thinking", "tool_use", "tool_result", "tool_reference", "function", "custom", "namespace", "grammar", "json_schema", "json_object", "message",
-    "reasoning", "function_call", "function_call_output", "custom_tool_call", "item_reference", "compaction", "configuration_update", "shell_call",
-    "apply_patch_call", "web_search_call", "user", "assistant", "system", "developer", "tool", "model", "auto", "none", "any", "required", "enabled", "exec",
-    "STRING", "OBJECT", "TYPE_UNSPECIFIED", "NONE", "VALIDATED", "application/json", "allowed_tools", "abort", "wait", "keep",
-)  # fmt: skip
-KEYS = (
-    "type", "role", "content", "text", "parts", "id", "name", "input", "arguments", "messages", "tools", "tool_calls", "stream", "n", "stop", "model",
-    "source", "data", "url", "image_url", "file_data", "inlineData", "fileData", "functionCall", "functionResponse", "functionDeclarations", "parameters",
-    "response_format", "output_format", "output_config", "previous_response_id", "conversation", "background", "namespace", "system", "instructions",
-    "system_instruction", "generation_config", "session_id", "turn_id", "key", "thoughtSignature", "signature", "encrypted_content", "summary", "format",
-    "nullable", "anyOf", "propertyOrdering", "generateContentRequest", "responseSchema", "labels", "metadata", "seed", "mode", "seconds", "engines", "pool",
-)  # fmt: skip
+    *(None, True, False, 0, -1, 1, 0.5, -0.0, 8.0, 1e308, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**40),
+    *("", " ", "x", "0", "true", "null", "{", '{"a":', "a\x00b", "\x1b[2J", "é", "👩‍👩‍👧", "\ud800", "\udc00\ud800", "\uffff", CONTROL),
+    *("../../etc/passwd", "%2e%2e", "__proto__", "constructor", TURN, f"resp_{TURN}", f"toolu_{TURN}00", "🙂" * 200, "x" * 5000),
+    *("data:image/png;base64,aGk=", "http://127.0.0.1:9/x"),
+    *([], {}, [[]], [{}], [None], {"": None}, {"type": {}}, {"type": "text"}, {"role": "user"}, {"a": {"b": {"c": {"d": []}}}}),
+)
+WORDS = """
+text input_text output_text refusal image document image_url input_image input_file input_audio file thinking redacted_thinking
+tool_use tool_result tool_reference function custom namespace grammar json_schema json_object message reasoning function_call
+function_call_output custom_tool_call item_reference compaction configuration_update shell_call apply_patch_call web_search_call
+user assistant system developer tool model auto none any required enabled exec STRING OBJECT TYPE_UNSPECIFIED NONE VALIDATED
+application/json allowed_tools abort wait keep
+""".split()
+KEYS = """
+type role content text parts id name input arguments messages tools tool_calls stream n stop model source data url image_url
+file_data inlineData fileData functionCall functionResponse functionDeclarations parameters response_format output_format
+output_config previous_response_id conversation background namespace system instructions system_instruction generation_config
+session_id turn_id key thoughtSignature signature encrypted_content summary format nullable anyOf propertyOrdering
+generateContentRequest responseSchema labels metadata seed mode seconds engines pool
+""".split()
+
+PIECES = (b"NaN", b"Infinity", b"1e999", b"9" * 5000, b"\\ud83d", b"\xed\xa0\x80", b"\xff", b"\x00")
 
 _Place = tuple[Any, Any]
 """A list or an object, and an index or a key of it."""
@@ -47,16 +50,20 @@ def places(value: Any) -> Iterator[_Place]:
             stack.append(each[key])
 
 
+def odd(rng: Random) -> Any:
+    return copy.deepcopy(rng.choice(ODD))
+
+
 def mutated(rng: Random, body: Any, others: Sequence[Any]) -> Any:
     """A copy with up to six changes. Pieces of `others` may stand in it."""
     body = copy.deepcopy(body)
     for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 6))):
         found = list(places(body))
         if not found:
-            return rng.choice(ODD)
+            return odd(rng)
         holder, key = rng.choice(found)
         _change(rng, holder, key, others, len(found))
-    return body if rng.random() > 0.01 else rng.choice((*ODD, [body]))
+    return body if rng.random() > 0.01 else rng.choice((odd(rng), [body]))
 
 
 def _change(rng: Random, holder: Any, key: Any, others: Sequence[Any], size: int) -> None:
@@ -64,7 +71,7 @@ def _change(rng: Random, holder: Any, key: Any, others: Sequence[Any], size: int
         case 0:
             del holder[key]
         case 1 | 2:
-            holder[key] = rng.choice(ODD)
+            holder[key] = odd(rng)
         case 3:
             holder[key] = rng.choice(WORDS)
         case 4:
@@ -84,7 +91,7 @@ def _change(rng: Random, holder: Any, key: Any, others: Sequence[Any], size: int
         case _:
             target = holder if isinstance(holder, dict) else holder[key] if isinstance(holder[key], dict) else None
             if target is not None:
-                target[rng.choice(KEYS)] = rng.choice((*ODD, *WORDS))
+                target[rng.choice(KEYS)] = rng.choice((odd(rng), rng.choice(WORDS)))
 
 
 def _piece(rng: Random, others: Sequence[Any]) -> Any:

@@ -44,11 +44,11 @@ from turnloom.wire.shape import check_shape
 
 READINGS = [make_dialects(DEFAULT_READING), make_dialects(Reading(images="placeholder"))]
 EVERY = [*DIALECTS.values(), OPEN]
-HEADERS = (
-    "accept", "user-agent", "x-turnloom-label", "x-turnloom-resample", "idempotency-key", "x-stainless-retry-count", "x-codex-turn-metadata",
-    "anthropic-beta", "anthropic-version", "x-claude-code-agent-id", "x-parent-session-id", "x-forwarded-host", "x-http-method-override", "origin",
-    "content-type", "expect", "traceparent",
-)  # fmt: skip
+HEADERS = """
+accept user-agent x-turnloom-label x-turnloom-resample idempotency-key x-stainless-retry-count x-codex-turn-metadata
+anthropic-beta anthropic-version x-claude-code-agent-id x-parent-session-id x-forwarded-host x-http-method-override origin
+content-type expect traceparent
+""".split()
 AGENTS = ("claude-cli/2.1", "GeminiCLI/1", "opencode/1", "QwenCode/1", "codex_cli_rs/1", "")
 ADMIN_BODIES: dict[str, tuple[str, Any]] = {
     "open": ("/sessions", OPEN),
@@ -200,7 +200,7 @@ class Client:
 
     async def _session(self) -> None:
         if not self._left:
-            await self._b.gateway.drop(self._id) if hasattr(self._b.gateway, "drop") else None
+            await self._b.admin("DELETE", f"/sessions/{self._id}")
             handle = await self._b.gateway.open_session()
             self._key, self._id, self._left = handle.key, handle.id, 40
         self._left -= 1

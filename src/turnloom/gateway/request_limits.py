@@ -16,7 +16,7 @@ from turnloom.gateway import auth
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Raises ConfigError where one of them is less than 1."""
+    """Raises ConfigError where one of them leaves nothing."""
 
     body_bytes: int = 32 * 2**20
     """Of a body as it comes, and of its text when it is decompressed. It is the limit of Anthropic's own Messages API."""
@@ -41,8 +41,8 @@ class RequestLimits:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"the request limit {name} must be at least 1")
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"the request limit {name} must be more than 0")
 
 
 DEFAULT_LIMITS = RequestLimits()
@@ -64,7 +64,7 @@ def install(app: web.Application, limits: RequestLimits) -> None:
 
 
 def guard(server: web.Server) -> None:
-    """What the server answers before any middleware says nothing of what was sent: that may hold a key, and fails to encode at some bytes."""
+    """What the server itself answers, before any middleware, repeats nothing of what was sent: that may hold a key."""
     server.__class__ = _Server
     handle = server.request_handler
 

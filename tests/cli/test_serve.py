@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -89,6 +92,46 @@ def test_from_the_first_line_to_sigterm(engine_url: str, tmp_path: Path, cli: Cl
         assert (served.process.returncode, out, err) == (0, "turnloom: stopping\n", "")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t.db", "t.db.lock"], "one whole file"
     assert cli("show", "one", "--store", store).out.startswith("session one (closed, reward 1): 1 turns")
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[str, queue.SimpleQueue[bytes]]]:
+    """A collector of spans: its address, and what it was sent."""
+    came: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.put(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", came
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("by", ["option", "environment"])
+def test_spans_go_to_the_collector_that_is_named_and_are_there_when_it_has_stopped(
+    engine_url: str, tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with collecting() as (url, came):
+        if by == "environment":
+            monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        with serving(engine_url, tmp_path / "t.db", *(["--otel", url] if by == "option" else [])) as served:
+            served.say(served.open(id="one"), "A SECRET QUESTION")
+            served.process.send_signal(signal.SIGTERM)
+            out, err = served.process.communicate(timeout=60)
+        assert (served.process.returncode, out, err) == (0, "turnloom: stopping\n", "")
+        sent = came.get(timeout=10)
+    assert b"anthropic" in sent
+    assert b"turnloom.session" in sent
+    assert b"SECRET" not in sent
 
 
 def test_kill_9_keeps_the_turn_that_the_client_got(engine_url: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import sys
+import warnings
 from typing import Any
 
 import aiohttp
@@ -140,6 +141,34 @@ def test_the_second_time_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     logs.configure("json", logging.INFO)
     log.info("once")
     assert json.loads(capsys.readouterr().err)["message"] == "once"
+    logging.captureWarnings(False)
+
+
+def test_what_libraries_write_by_themselves_are_lines_like_all_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, library = logging.getLogger(), logging.getLogger("turnloom_tests_library")
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    library.addHandler(logging.StreamHandler())
+    library.propagate = False
+    try:
+        logs.configure("json")
+        logs.adopt(library.name)
+        library.warning("a word")
+        warnings.warn("another", stacklevel=1)
+    finally:
+        logging.captureWarnings(False)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["logger"] for line in lines] == [library.name, "py.warnings"]
+
+
+def test_nothing_is_adopted_where_another_program_set_up_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = logging.getLogger("turnloom_tests_other_library")
+    library.addHandler(logging.NullHandler())
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+    logs.adopt(library.name)
+    assert library.handlers
 
 
 async def test_the_end_of_each_turn_is_one_line() -> None:

@@ -169,6 +169,7 @@ def _spans(endpoint: str) -> Spans | None:
 
 async def _serve(gateway: Gateway, store: Path, new_key: str, drain: float) -> None:
     async with gateway:
+        logs.adopt("transformers")
         say(f"turnloom: serving on {gateway.url}, sessions in {store}")
         if new_key:
             say(f"turnloom: admin key {new_key}")

@@ -94,6 +94,15 @@ def configure(style: Format = "text", level: int = logging.WARNING) -> None:
     lines.addFilter(InTurn())
     root.handlers[:] = [lines]
     root.setLevel(level)
+    logging.captureWarnings(True)
+
+
+def adopt(library: str) -> None:
+    """Where `configure` set up the log, let a library that writes to standard error by itself write lines like all others."""
+    if any(isinstance(handler, _Lines) for handler in logging.getLogger().handlers):
+        own = logging.getLogger(library)
+        own.handlers.clear()
+        own.propagate = True
 
 
 class AccessLog(AbstractAccessLogger):

@@ -107,6 +107,7 @@ class TurnWatch:
     """One turn, from its request to its end. A context manager; see the module for how it is told."""
 
     __slots__ = (
+        "_begun",
         "_clock",
         "_observer",
         "_tokens",
@@ -127,6 +128,7 @@ class TurnWatch:
         self._observer = observer
         self._clock = observer.clock
         self._tokens: tuple[Token[str], Token[str]] | None = None
+        self._begun = False
         self.dialect, self.session, self.turn_id, self.before = dialect, session, turn_id, before
         self.arrival = _ARRIVAL.get() or Arrival(self._clock())
         self.times: dict[Stage, float] = {}
@@ -144,8 +146,9 @@ class TurnWatch:
 
     def chunk(self, tokens: int) -> None:
         """So many new tokens came from an engine."""
-        if tokens and Stage.FIRST_TOKEN not in self.times:
-            self.times[Stage.FIRST_TOKEN] = self._clock()
+        if tokens and not self._begun:
+            self._begun = True
+            self.mark(Stage.FIRST_TOKEN)
 
     def ended(self, turn: Turn | None, trace: Trace | None = None) -> None:
         """What is on record, None where it could not be recorded."""

@@ -116,7 +116,8 @@ class Lifecycle:
 
     @property
     def usage(self) -> Usage:
-        """What counts against its limits: no failed turns, and the bytes that the store held when the last turn was stored."""
+        """What counts against its limits: no failed turns; bytes as the store counted them when the last turn was stored, where
+        they are limited, and else when it was brought into memory."""
         turns = self.tree.turns
         tokens = sum(len(turn.output) for turn in turns.values())
         return Usage(len(turns) - self.tree.failed, tokens, self._bytes, self.touched, self.interrupted)
@@ -133,6 +134,8 @@ class Lifecycle:
             self._rest()
 
     def _wake(self) -> None:
+        if self.row.status == "dropped":
+            raise NotFound(f"session {self.row.id!r} was dropped")
         if self.evicted:
             raise RuntimeError(f"session {self.row.id} has left memory since it was looked up; look it up again, and hold it")
         if self._keeper is not None:
@@ -212,8 +215,7 @@ class Lifecycle:
         async def noted() -> None:
             try:
                 if limit in (limits.TTL, limits.IDLE):
-                    await self._changed(lambda row: limits.closed(row, limit))
-                    await self._end_turns(None)
+                    await self._expired(limit, None)
                 else:
                     await self._changed(lambda row: limits.reached(row, limit))
             except (StoreError, NotFound) as error:
@@ -230,7 +232,8 @@ class Lifecycle:
 
     def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Work that keeps the session in memory until it is done."""
-        self._wake()
+        if self._keeper is not None:
+            self._keeper.woke(self.row.id)
         task = asyncio.create_task(work)
         self._settling.add(task)
 
@@ -241,9 +244,9 @@ class Lifecycle:
         task.add_done_callback(done)
         return task
 
-    async def _change(self, change: Callable[[SessionRow], SessionRow]) -> None:
-        """Change the row, on disk first. Goes on to its end when the caller is cancelled."""
-        task = self._background(self._changed(change))
+    async def _to_its_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await it, held. It goes on when the caller is cancelled."""
+        task = self._background(work)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -256,6 +259,7 @@ class Lifecycle:
             swallowed(log, "gateway.change", "session %s could not be changed, and who asked has left: %s", self.row.id, error)
 
     async def _changed(self, change: Callable[[SessionRow], SessionRow]) -> None:
+        """Change the row, on disk first."""
         async with self._lock:
             if self.row.status == "dropped":
                 raise NotFound(f"session {self.row.id!r} was dropped")
@@ -274,7 +278,8 @@ class Lifecycle:
 
         Raises BadRequest for what is no number that merges with the others, and NotFound once the session is dropped.
         """
-        await self._change(lambda row: self._rewarded(row, value, lineage))
+        with self.held():
+            await self._to_its_end(self._changed(lambda row: self._rewarded(row, value, lineage)))
 
     def _rewarded(self, row: SessionRow, value: float, lineage: str) -> SessionRow:
         if lineage and lineage not in self.tree.turns:
@@ -294,17 +299,23 @@ class Lifecycle:
     async def finish(self, reward: float | None = None, *, drain: float | None = None) -> None:
         """Close, let turns in flight end within `drain` seconds, cancel those that do not. Finishing again only adds the reward."""
         with self.held():
-            await self._change(lambda row: limits.closed(row if reward is None else self._rewarded(row, reward, ""), limits.FINISHED))
-            await asyncio.shield(self._background(self._end_turns(drain)))
+            await self._to_its_end(self._finished(reward, drain))
+
+    async def _finished(self, reward: float | None, drain: float | None) -> None:
+        await self._changed(lambda row: limits.closed(row if reward is None else self._rewarded(row, reward, ""), limits.FINISHED))
+        await self._end_turns(drain)
 
     async def expire(self, now: float, *, drain: float | None = None) -> str:
         """Close it where its time is up at `now`, and say by which limit, "" for none. Turns in flight get their time to end afterwards."""
         with self.held():
             limit = limits.expiry(self.row, self.touched, self.in_flight, now)
             if limit:
-                await self._change(lambda row: limits.closed(row, limit))
-                self._background(self._end_turns(drain))
+                await self._to_its_end(self._expired(limit, drain))
             return limit
+
+    async def _expired(self, limit: str, drain: float | None) -> None:
+        await self._changed(lambda row: limits.closed(row, limit))
+        self._background(self._end_turns(drain))
 
     async def drop(self) -> None:
         """End its turns at once, and forget it on disk. Nothing can be written to it afterwards."""

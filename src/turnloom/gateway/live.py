@@ -21,6 +21,10 @@ from turnloom.wire.contract import Head, Reply, ReplyEvent
 
 log = logging.getLogger("turnloom.gateway")
 
+AHEAD = 32
+"""What a turn may have said that no reader has taken yet. Then it waits, and its engine with it: a client that does not read
+holds up its own turn, and memory does not fill with what nobody may ever want."""
+
 
 class Live:
     """One turn's log. To the turn it is what it writes to, as a client would be: `open`, `event`, `finish`."""
@@ -31,6 +35,9 @@ class Live:
         self._log: list[Head | ReplyEvent | Reply] = []
         self._grown = asyncio.Event()
         self.readers = 0
+        self._taken = 0
+        """How much of the log the foremost reader has."""
+        self._moved = asyncio.Event()
         self._delivered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
@@ -64,7 +71,11 @@ class Live:
         self._say(head)
 
     async def event(self, event: ReplyEvent) -> None:
+        """Returns when some reader is not far behind."""
         self._say(event)
+        while len(self._log) - self._taken > AHEAD:
+            self._moved.clear()
+            await self._moved.wait()
 
     async def finish(self, reply: Reply) -> None:
         """Returns when one reader's client has all of it. Raises what the last reader met where none of them has."""
@@ -96,6 +107,9 @@ class Live:
             while at < len(self._log):
                 said = self._log[at]
                 at += 1
+                if at > self._taken:
+                    self._taken = at
+                    self._moved.set()
                 if isinstance(said, Head):
                     in_turn(said.turn_id)
                     out.open(said)

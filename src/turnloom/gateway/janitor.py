@@ -21,10 +21,10 @@ SWEEP_SECONDS = 5.0
 class Janitor:
     """What fails in a sweep is logged and counted, and tried again in the next. `failures` counts that."""
 
-    def __init__(self, sessions: Sessions, clock: Callable[[], float], every: float = SWEEP_SECONDS) -> None:
+    def __init__(self, sessions: Sessions, clock: Callable[[], float], every: float | None = None) -> None:
         self._sessions = sessions
         self._clock = clock
-        self._every = every
+        self._every = SWEEP_SECONDS if every is None else every
         self._task: asyncio.Task[None] | None = None
         self.failures = 0
 

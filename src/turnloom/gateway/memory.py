@@ -69,21 +69,23 @@ class Memory:
         if session_id in self._by_id:
             self._idle[session_id] = self._clock()
             self._idle.move_to_end(session_id)
-            self.evict()
+            while len(self._idle) > self._most:
+                self._put_out(next(iter(self._idle)))
 
     def evict(self) -> int:
-        """Put out what has no place or no time left. How many that were."""
+        """Put out those whose time without use is up. How many that were."""
         now, gone = self._clock(), 0
-        while self._idle:
-            session_id, since = next(iter(self._idle.items()))
-            if len(self._idle) <= self._most and now < since + self._keep:
-                break
-            del self._idle[session_id]
-            if not self._by_id[session_id].busy:
-                self.forget(self._by_id[session_id])
-                self._left()
-                gone += 1
+        for session_id in [each for each, since in self._idle.items() if now >= since + self._keep]:
+            gone += self._put_out(session_id)
         return gone
+
+    def _put_out(self, session_id: str) -> bool:
+        del self._idle[session_id]
+        session = self._by_id[session_id]
+        if not session.busy:
+            self.forget(session)
+            self._left()
+        return session.evicted
 
     def forget(self, session: Session) -> None:
         """From here on another object may stand for it, and this one takes no work."""

@@ -185,6 +185,8 @@ class SQLiteStore:
             except StoreError as error:
                 raise StoreError(f"{self.path}, session {session_id}: {error}") from error
 
+        if self._writer is not None and self._closing is None:  # Notes that wait for company are part of them.
+            await self._writer.write(lambda _: None)
         return await self._read(read)
 
     async def close(self) -> None:

@@ -173,7 +173,7 @@ async def test_a_gateway_looks_at_its_loop_as_long_as_it_runs() -> None:
             await asyncio.sleep(0.05)
         task = b.gateway._lag
         assert task is not None
-    await asyncio.wait({task})
+    await asyncio.wait({task}, timeout=10)
     assert task.cancelled()
 
 

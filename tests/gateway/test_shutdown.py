@@ -32,10 +32,13 @@ async def stopping(b: Bench, drain: float = LONG) -> AsyncIterator[asyncio.Task[
     sessions = b.gateway._sessions
     assert sessions is not None
     task = asyncio.create_task(b.gateway.stop(drain))
-    await until(lambda: sessions.stopping)
-    yield task
-    async with asyncio.timeout(30):
-        await task
+    try:
+        await until(lambda: sessions.stopping)
+        yield task
+        async with asyncio.timeout(30):
+            await task
+    finally:
+        task.cancel()
 
 
 async def healthz(b: Bench) -> int:

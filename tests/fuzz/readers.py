@@ -65,6 +65,10 @@ COUNTED = {
 }
 
 
+LONGEST = 1500
+"""Characters of an error's message, however long what it is about."""
+
+
 class Escaped(AssertionError):
     """Something other than a request or a refusal came out."""
 
@@ -133,7 +137,8 @@ def read_once(rng: Random) -> tuple[str, str]:
         if error.status >= 500:
             raise Escaped(f"{target}: {error!r} of {raw[:2000]!r} with {around}") from error
         told = dialect.error(error)
-        error_of(ALL[name], told.status, told.body)
+        if len(error_of(ALL[name], told.status, told.body)) > LONGEST:
+            raise Escaped(f"{target}: a message of {len(told.body)} bytes: {told.body[:500]!r}") from error
         return target, type(error).__name__
     except Exception as error:
         raise Escaped(f"{target}: {error!r} of {raw[:2000]!r} with {around}") from error
@@ -219,7 +224,7 @@ class Client:
         if status == 417:
             return f"gateway: admin {name}", "no HTTP"
         told = json.loads(answer)
-        if status >= 400 and (status >= 500 or not 5 < len(told["error"]["message"]) < 2000):
+        if status >= 400 and (status >= 500 or not 5 < len(told["error"]["message"]) <= LONGEST):
             raise Escaped(f"admin {name}: {status} {answer[:500]!r} of {raw[:2000]!r}")
         return f"gateway: admin {name}", "accepted" if status < 400 else told["error"]["type"]
 
@@ -302,8 +307,8 @@ def _judged(name: str, status: int, kind: str, answer: bytes, *, plain: bool) ->
         raise Escaped(f"{name}: {status} {answer[:500]!r}")
     if plain:
         json.loads(answer)
-    else:
-        error_of(ALL[name], status, answer)
+    elif len(error_of(ALL[name], status, answer)) > LONGEST:
+        raise Escaped(f"{name}: a message of {len(answer)} bytes: {answer[:500]!r}")
     return str(status)
 
 

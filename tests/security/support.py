@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,22 +39,24 @@ def get(path: bytes, *lines: bytes, method: bytes = b"GET") -> bytes:
     return b"\r\n".join([method + b" " + path + b" HTTP/1.1", b"Host: gateway", b"Connection: close", *lines]) + b"\r\n\r\n"
 
 
-async def exchange(b: Bench, sent: bytes, *, close: bool = True) -> list[Told]:
-    """All that is answered to these bytes until the gateway closes the connection, or what it has to say is said (`close=False`)."""
+async def exchange(b: Bench, sent: bytes, *, first: bool = False) -> list[Told]:
+    """All that is answered to these bytes until the gateway closes the connection, or only the first response."""
     host, port = b.gateway.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(sent)
-        if not close:
-            writer.write_eof()
         async with asyncio.timeout(30):
-            raw = await reader.read()
+            if not first:
+                raw = await reader.read()
+            else:
+                raw = await reader.readuntil(b"\r\n\r\n")
+                raw += await reader.readexactly(int(re.search(rb"content-length: (\d+)", raw, re.I)[1]))  # type: ignore[index]
     finally:
         writer.close()
     return list(responses(raw))
 
 
-def responses(raw: bytes) -> Any:
+def responses(raw: bytes) -> Iterator[Told]:
     while raw:
         head, _, raw = raw.partition(b"\r\n\r\n")
         lines = head.decode("latin-1").split("\r\n")

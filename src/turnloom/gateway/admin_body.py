@@ -25,5 +25,5 @@ async def read_model(http: web.Request, model: type[M]) -> M:
         return model.model_validate_json(raw or b"{}")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "body"
+        where = ".".join(str(each)[:80] for each in first["loc"]) or "body"
         raise BadRequest(f"{where}: {first['msg']}") from error

@@ -64,7 +64,7 @@ class Engines:
 
     def _pool(self, name: str) -> Pool:
         if name not in self._pools:
-            raise NotFound(f"no pool {name!r}; there are: {', '.join(self._pools)}")
+            raise NotFound(f"no pool {name[:80]!r}; there are: {', '.join(self._pools)}")
         return self._pools[name]
 
 

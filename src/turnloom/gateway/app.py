@@ -29,7 +29,7 @@ from turnloom.gateway.sessions import Sessions
 from turnloom.gateway.turn import Parts, count_tokens
 from turnloom.types import Request
 from turnloom.wire.contract import COUNT, DEFAULT_READING, Dialect, Envelope, Reading
-from turnloom.wire.fields import MAX_MODEL
+from turnloom.wire.fields import MAX_MODEL, shown
 from turnloom.wire.labels import recognise
 
 log = logging.getLogger("turnloom.gateway")
@@ -238,7 +238,7 @@ class GatewayApp:
         self.parts.metrics.declined.inc(len(request.declined))
         self.parts.metrics.images.inc(request.images)
         if request.declined:
-            log.info("not offered to the model, since they run on a provider's servers: %s", ", ".join(map(repr, request.declined)))
+            log.info("not offered to the model, since they run on a provider's servers: %s", ", ".join(map(shown, request.declined[:20])))
 
 
 def _internal(error: Exception) -> TurnloomError:
@@ -246,5 +246,5 @@ def _internal(error: Exception) -> TurnloomError:
 
 
 def _shown(http: web.Request) -> str:
-    """The path without a session's key."""
-    return _KEY_IN_PATH.sub("/s/…", http.path)
+    """The path without a session's key, in one line."""
+    return repr(_KEY_IN_PATH.sub("/s/…", http.path))[1:-1][:300]

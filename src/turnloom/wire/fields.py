@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -111,6 +112,15 @@ def _size(data: str) -> str:
         return f"{len(base64.b64decode(data, validate=True))} bytes, " if data else ""
     except (binascii.Error, ValueError):
         return ""
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 80
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: what is long or deep is cut."""
+    return _REPR.repr(value)
 
 
 def at(where: str, key: str) -> str:

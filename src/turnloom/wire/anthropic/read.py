@@ -73,7 +73,7 @@ class _Reader:
             raise BadRequest(f"{where}: must be an object with role and content")
         role = message.get("role")
         if role not in ("user", "assistant", "system"):
-            raise BadRequest(f'{where}.role: must be "user" or "assistant", not {role!r}')
+            raise BadRequest(f'{where}.role: must be "user" or "assistant", not {fields.shown(role)}')
         content = message.get("content")
         if role == "assistant":
             blocks = _blocks(content, where)
@@ -120,7 +120,7 @@ class _Reader:
             return Text(str(block.get("tool_name", "")))
         if kind in ("image", "document"):
             return Text(self._shown(block, where))
-        raise BadRequest(f"{where}.type: {kind!r} is not supported here; send text or tool_result blocks")
+        raise BadRequest(f"{where}.type: {fields.shown(kind)} is not supported here; send text or tool_result blocks")
 
     def _shown(self, block: Mapping[str, Any], where: str) -> str:
         """A picture or a document in words: a document of text is that text."""
@@ -147,7 +147,7 @@ def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
 def _assistant_part(block: Mapping[str, Any], where: str) -> Part:
     reader = _ASSISTANT_PARTS.get(str(block.get("type")))
     if reader is None:
-        raise BadRequest(f"{where}.type: {block.get('type')!r} is not supported in an assistant message")
+        raise BadRequest(f"{where}.type: {fields.shown(block.get('type'))} is not supported in an assistant message")
     return reader(block, where)
 
 
@@ -204,9 +204,11 @@ def _tool_choice(choice: Any, declined: tuple[str, ...]) -> bool:
         return True
     kind = choice.get("type") if isinstance(choice, dict) else choice
     if kind == "tool" and choice.get("name") in declined:
-        raise BadRequest(f"tool_choice.name: {choice['name']!r} runs on the provider's servers and is not available here")
+        raise BadRequest(f"tool_choice.name: {fields.shown(choice['name'])} runs on the provider's servers and is not available here")
     if kind not in ("auto", "none"):
-        raise BadRequest(f'tool_choice.type: {kind!r} is not supported; the sampled tokens are the model\'s own, use "auto" or "none"')
+        raise BadRequest(
+            f'tool_choice.type: {fields.shown(kind)} is not supported; the sampled tokens are the model\'s own, use "auto" or "none"'
+        )
     return bool(kind == "auto")
 
 

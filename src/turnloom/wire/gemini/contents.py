@@ -157,7 +157,7 @@ class _Unanswered:
 def _role(content: Mapping[str, Any], where: str) -> str:
     role = content.get("role")
     if role not in (None, "", "user", "model", "function"):
-        raise BadRequest(f'{where}.role: must be "user" or "model", not {role!r}')
+        raise BadRequest(f'{where}.role: must be "user" or "model", not {fields.shown(role)}')
     return "model" if role == "model" else "user"
 
 

@@ -90,12 +90,12 @@ def _function_calling(value: Any, declared: tuple[Tool, ...]) -> tuple[bool, tup
     config = an_object(an_object(value, "toolConfig").get("functionCallingConfig"), where)
     mode = fields.optional_string(config, "mode", where).upper()
     if mode not in ("", "MODE_UNSPECIFIED", "AUTO", "VALIDATED", "NONE"):
-        raise BadRequest(f"{where}.mode: {mode!r} is not supported; the sampled tokens are the model's own, use AUTO or NONE")
+        raise BadRequest(f"{where}.mode: {fields.shown(mode)} is not supported; the sampled tokens are the model's own, use AUTO or NONE")
     names = fields.items(config.get("allowedFunctionNames"), f"{where}.allowedFunctionNames", MAX_TOOLS)
     known = {tool.name for tool in declared}
     for i, name in enumerate(names):
         if not isinstance(name, str) or name not in known:
-            raise BadRequest(f"{where}.allowedFunctionNames.{i}: {name!r} is not among the functions that tools declares")
+            raise BadRequest(f"{where}.allowedFunctionNames.{i}: {fields.shown(name)} is not among the functions that tools declares")
     wanted = set(names)
     allowed = tuple(tool for tool in declared if tool.name in wanted) if names and mode != "NONE" else declared
     return mode != "NONE", allowed
@@ -116,7 +116,7 @@ def _json_schema(config: Mapping[str, Any]) -> str:
     where = "generationConfig"
     kind = fields.optional_string(config, "responseMimeType", where) or "text/plain"
     if kind not in ("text/plain", "application/json"):
-        raise BadRequest(f"{where}.responseMimeType: {kind!r} is not supported; use text/plain or application/json")
+        raise BadRequest(f"{where}.responseMimeType: {fields.shown(kind)} is not supported; use text/plain or application/json")
     plain, google = config.get("responseJsonSchema"), config.get("responseSchema")
     if kind != "application/json":
         if plain is not None or google is not None:

@@ -13,8 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from turnloom.errors import BadRequest
+from turnloom.wire import fields
 
 _DEEPEST = 200
+_SHOWN = 40
+"""Characters of a property's name in a path. A path is spelled for each of a schema's places, so none may be long."""
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
 _NAMES = {
     "any_of": "anyOf",
@@ -56,7 +59,7 @@ def _schema(schema: Mapping[str, Any], where: str, depth: int) -> dict[str, Any]
         elif key in _COUNTS:
             plain[key] = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
         else:
-            plain[key] = _inner(key, value, f"{where}.{key}", depth - 1)
+            plain[key] = _inner(key, value, f"{where}.{key[:_SHOWN]}", depth - 1)
     _order(plain, given.get("propertyOrdering"))
     if "example" in given:
         plain.setdefault("examples", [given["example"]])
@@ -78,7 +81,7 @@ def _several(value: Any, where: str, depth: int) -> Any:
 
 
 def _named(value: Any, where: str, depth: int) -> Any:
-    return {k: _one(v, f"{where}.{k}", depth) for k, v in value.items()} if isinstance(value, dict) else value
+    return {k: _one(v, f"{where}.{k[:_SHOWN]}", depth) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 _HOLDERS: Mapping[str, Callable[[Any, str, int], Any]] = {
@@ -102,7 +105,7 @@ def _type(value: Any, where: str) -> Any:
     if value == "TYPE_UNSPECIFIED" or value is None:
         return None
     if not isinstance(value, str) or (kind := value.lower()) not in _TYPES:
-        raise BadRequest(f"{where}.type: {value!r} is no type; use one of {', '.join(sorted(_TYPES))}")
+        raise BadRequest(f"{where}.type: {fields.shown(value)} is no type; use one of {', '.join(sorted(_TYPES))}")
     return kind
 
 

@@ -40,7 +40,7 @@ class MessageReader:
             return [self._tool(sent, where)]
         if role == "function":
             raise BadRequest(f'{where}.role: "function" is the legacy form of a tool\'s result; send role "tool" with its tool_call_id')
-        raise BadRequest(f'{where}.role: must be "system", "developer", "user", "assistant" or "tool", not {role!r}')
+        raise BadRequest(f'{where}.role: must be "system", "developer", "user", "assistant" or "tool", not {fields.shown(role)}')
 
     def _user(self, sent: Mapping[str, Any], where: str) -> Message:
         texts = self._texts(sent.get("content"), f"{where}.content")
@@ -69,7 +69,7 @@ class MessageReader:
             shown = fields.image(self._reading, media_type, data, where)
             self.images += 1
             return Text(shown)
-        raise BadRequest(f"{where}.type: {kind!r} is not supported here; send text parts")
+        raise BadRequest(f"{where}.type: {fields.shown(kind)} is not supported here; send text parts")
 
 
 def _attached(value: Any, kind: str) -> tuple[str, str]:
@@ -125,7 +125,7 @@ def _words(sent: Mapping[str, Any], where: str) -> list[Text]:
 def _said(part: Mapping[str, Any], where: str) -> str:
     kind = part.get("type")
     if kind not in ("text", "refusal"):
-        raise BadRequest(f"{where}.type: {kind!r} is not supported in an assistant message")
+        raise BadRequest(f"{where}.type: {fields.shown(kind)} is not supported in an assistant message")
     return string(part, kind, where)
 
 
@@ -133,7 +133,7 @@ def _call(sent: Mapping[str, Any], where: str) -> ToolCall:
     kind = sent.get("type") or "function"
     call_id = string(sent, "id", where)
     if kind not in ("function", "custom"):
-        raise BadRequest(f'{where}.type: must be "function" or "custom", not {kind!r}')
+        raise BadRequest(f'{where}.type: must be "function" or "custom", not {fields.shown(kind)}')
     held = sent.get(kind)
     if not isinstance(held, dict):
         raise BadRequest(f"{where}.{kind}: must be an object")

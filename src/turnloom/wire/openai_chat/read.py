@@ -154,8 +154,8 @@ def _tool_choice(choice: Any, declined: tuple[str, ...]) -> bool:
         held = choice.get(kind) if isinstance(kind, str) else None
         forced = held.get("name", kind) if isinstance(held, dict) else kind
     if forced in declined:
-        raise BadRequest(f"tool_choice: {forced!r} runs on the provider's servers and is not available here")
-    raise BadRequest(f'tool_choice: {forced!r} is not supported; the sampled tokens are the model\'s own, use "auto" or "none"')
+        raise BadRequest(f"tool_choice: {fields.shown(forced)} runs on the provider's servers and is not available here")
+    raise BadRequest(f'tool_choice: {fields.shown(forced)} is not supported; the sampled tokens are the model\'s own, use "auto" or "none"')
 
 
 def _json_schema(wanted: Any) -> str:

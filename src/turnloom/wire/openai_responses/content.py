@@ -49,7 +49,7 @@ class Content:
         if kind in _TEXTS:
             return Text(string(part, "text", where))
         if not isinstance(kind, str) or kind not in _ATTACHED:
-            raise BadRequest(f"{where}.type: {kind!r} is not supported here; send input_text parts")
+            raise BadRequest(f"{where}.type: {fields.shown(kind)} is not supported here; send input_text parts")
         media_type, data = _attached(part.get(_ATTACHED[kind]), kind)
         shown = fields.image(self._reading, media_type, data, where)
         self.images += 1
@@ -61,7 +61,7 @@ def _said(part: Mapping[str, Any], where: str) -> Text:
     if kind == "refusal":
         return Text(string(part, "refusal", where))
     if kind not in _TEXTS:
-        raise BadRequest(f"{where}.type: {kind!r} is not supported in an assistant message")
+        raise BadRequest(f"{where}.type: {fields.shown(kind)} is not supported in an assistant message")
     return Text(string(part, "text", where))
 
 

@@ -78,12 +78,16 @@ class ItemReader:
         if kind == "item_reference" or (kind is None and "id" in item):
             raise BadRequest(f"{where}: items are not stored, so none can be referred to; send the item itself, or previous_response_id")
         if kind in ("compaction", "compaction_summary") or (kind == "context_compaction" and item.get("encrypted_content")):
-            raise BadRequest(f"{where}: only the provider's servers can read a {kind!r} item; send a summary as a message in its place")
+            raise BadRequest(
+                f"{where}: only the provider's servers can read a {fields.shown(kind)} item; send a summary as a message in its place"
+            )
         if kind in _SKIPPED:
             return
         reader = self._readers.get(str(kind))
         if reader is None:
-            raise BadRequest(f"{where}.type: {kind!r} is not supported here; send messages, reasoning, function calls and their outputs")
+            raise BadRequest(
+                f"{where}.type: {fields.shown(kind)} is not supported here; send messages, reasoning, function calls and their outputs"
+            )
         reader(item, where)
 
     def _message(self, item: _Item, where: str) -> None:
@@ -97,7 +101,7 @@ class ItemReader:
             if any(t.text for t in texts):
                 self._add(Message("system", texts))
         else:
-            raise BadRequest(f'{where}.role: must be "user", "assistant", "system" or "developer", not {role!r}')
+            raise BadRequest(f'{where}.role: must be "user", "assistant", "system" or "developer", not {fields.shown(role)}')
 
     def _add(self, message: Message) -> None:
         self._messages.append(message)

@@ -88,7 +88,7 @@ def read(body: bytes, envelope: Envelope, reading: Reading = DEFAULT_READING) ->
 def _previous(response_id: str) -> tuple[str, bool]:
     found = turn_of_response(response_id)
     if response_id and not found[0]:
-        raise UnknownResponse(response_id)
+        raise UnknownResponse(response_id[:80])
     return found
 
 

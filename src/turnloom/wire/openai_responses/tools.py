@@ -20,6 +20,8 @@ class Toolbox:
     def __init__(self) -> None:
         self._tools: dict[str, Tool] = {}
         self._declined: dict[str, None] = {}
+        self._short: dict[str, set[str]] = {}
+        """The full names of tools in namespaces, by the short ones."""
 
     @property
     def tools(self) -> tuple[Tool, ...]:
@@ -34,8 +36,8 @@ class Toolbox:
         full = full_name(name, group)
         if full in self._tools or group:
             return full
-        found = [tool.name for tool in self._tools.values() if tool.namespace and short_name(tool) == name]
-        return found[0] if len(found) == 1 else full
+        found = self._short.get(name, ())
+        return next(iter(found)) if len(found) == 1 else full
 
     def add(self, value: Any, where: str) -> None:
         """All tools of a list. One that is known by its name already takes the other's place."""
@@ -59,9 +61,12 @@ class Toolbox:
             name = sent.get("name") or sent.get("server_label")
             self._declined[name if isinstance(name, str) and name else kind] = None
             return
-        name = full_name(string(sent, "name", where), group)
+        short = string(sent, "name", where)
+        name = full_name(short, group)
         if name in self._tools and self._tools[name].namespace != group:
-            raise BadRequest(f"{where}.name: {name!r} is the name of two tools, in different namespaces; rename one")
+            raise BadRequest(f"{where}.name: {fields.shown(name)} is the name of two tools, in different namespaces; rename one")
+        if group:
+            self._short.setdefault(short, set()).add(name)
         description = optional_string(sent, "description", where)
         if kind == "custom":
             description = "\n\n".join(filter(None, [description, _format(sent.get("format"), f"{where}.format")]))
@@ -107,5 +112,7 @@ def call_tools(choice: Any, declined: Sequence[str]) -> bool:
         raise BadRequest("tool_choice.type: 'allowed_tools' is not supported; send only the tools that may be called")
     named = choice.get("name") if isinstance(choice, dict) else None
     if kind in declined or (named is not None and named in declined):
-        raise BadRequest(f"tool_choice: {named or kind!r} runs on the provider's servers and is not available here")
-    raise BadRequest(f'tool_choice: {named or kind!r} cannot be forced; the sampled tokens are the model\'s own, use "auto" or "none"')
+        raise BadRequest(f"tool_choice: {fields.shown(named or kind)} runs on the provider's servers and is not available here")
+    raise BadRequest(
+        f'tool_choice: {fields.shown(named or kind)} cannot be forced; the sampled tokens are the model\'s own, use "auto" or "none"'
+    )

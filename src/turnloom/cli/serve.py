@@ -46,6 +46,7 @@ from turnloom.engine.pool import PATIENCE
 from turnloom.errors import ConfigError
 from turnloom.gateway import logs, otel
 from turnloom.gateway.api import Gateway
+from turnloom.gateway.memory import IDLE_SECONDS, IDLE_SESSIONS
 from turnloom.gateway.observe import Spans
 from turnloom.store.contract import Limits
 from turnloom.types import Sampling
@@ -54,8 +55,8 @@ log = logging.getLogger("turnloom.cli")
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
-DRAIN_SECONDS = 30.0
-"""As long as an orchestrator waits, as a rule, before it kills."""
+DRAIN_SECONDS = 20.0
+"""Less than the 30 that orchestrators wait, as a rule, before they kill: aborts and the last writes come after it."""
 
 
 class LogFormat(StrEnum):
@@ -105,6 +106,13 @@ def serve(
     top_k: Annotated[int, typer.Option(help="Pinned for every session that sets none; -1 is off.")] = -1,
     max_turns: Annotated[int | None, typer.Option(help="Turns a session may take.", min=1)] = None,
     max_context: Annotated[int | None, typer.Option(help="Tokens of prompt and reply together.", min=2)] = None,
+    max_session_tokens: Annotated[int | None, typer.Option(help="Tokens that are sampled in all turns of a session.", min=1)] = None,
+    max_session_bytes: Annotated[int | None, typer.Option(help="Bytes that a session's turns take up in the store.", min=1)] = None,
+    session_ttl: Annotated[float | None, typer.Option(help="Seconds after which a session is closed.", min=0.001)] = None,
+    idle_timeout: Annotated[float | None, typer.Option(help="Seconds without a turn after which it is closed.", min=0.001)] = None,
+    max_sessions: Annotated[int | None, typer.Option(help="Sessions that may be open at once.", min=1)] = None,
+    loaded_sessions: Annotated[int, typer.Option(help="Sessions that stay in memory though nobody uses them.", min=1)] = IDLE_SESSIONS,
+    loaded_seconds: Annotated[float, typer.Option(help="Seconds that each of them stays there.", min=0)] = IDLE_SECONDS,
     drain: Annotated[float, typer.Option(help="Seconds that turns in flight have when it is told to stop.", min=0)] = DRAIN_SECONDS,
     log_format: Annotated[LogFormat, typer.Option(help="text for people, json for machines: one object a line.")] = LogFormat.TEXT,
     log_level: Annotated[LogLevel | None, typer.Option(help="info says how each turn ended.", show_default="warning; info with -v")] = None,
@@ -140,7 +148,17 @@ def serve(
         special_tokens=special_tokens.value,
         **reading_options(labeler, images, without_quirk),
         sampling=Sampling(temperature, top_p, top_k),
-        limits=Limits(max_turns=max_turns, max_context=max_context),
+        limits=Limits(
+            max_turns=max_turns,
+            max_context=max_context,
+            max_tokens=max_session_tokens,
+            max_bytes=max_session_bytes,
+            ttl=session_ttl,
+            idle_timeout=idle_timeout,
+        ),
+        max_sessions=max_sessions,
+        loaded_sessions=loaded_sessions,
+        loaded_seconds=loaded_seconds,
         admin_key=key,
         open_sessions=open_sessions,
         access_log=access_log,

@@ -154,7 +154,7 @@ async def test_a_killed_agent_leaves_an_orphaned_turn_and_an_open_session(monkey
         (orphan,) = await s.turns()
         assert (orphan.outcome, orphan.error) == (Outcome.ORPHANED, "the client left")
         assert 0 < len(orphan.output) < 9
-        assert s.bench.engine.aborts == [{"rid": orphan.id}]
+        assert s.bench.engine.aborts == [{"rid": f"{orphan.id}0001"}]
 
         run = await s.run(load_harness("claude-code"), "Make notes.txt.")
         assert (run.exit_code, run.stdout) == (0, "Made.\n")

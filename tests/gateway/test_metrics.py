@@ -312,3 +312,19 @@ async def test_a_store_that_fails_leaves_the_other_metrics(monkeypatch: pytest.M
         seen = await scrape(b)
     assert of(seen, "sessions_loaded") == 1
     assert of(seen, "swallowed_total", where="gateway.stats") == before + 1
+
+
+async def test_sessions_that_expire_or_leave_memory_are_counted() -> None:
+    async with bench(["Yes"], loaded_sessions=1, session_limits=Limits(ttl=60.0)) as b:
+        other = await b.gateway.open_session()
+        assert (await b.post(user("hi"))).status == 200
+        janitor = b.gateway._janitor
+        assert janitor is not None
+        assert await janitor.sweep(time.time() + 61) == [(b.handle.id, "ttl")]
+        assert (await b.admin("POST", f"/sessions/{other.id}/finish", {}))[0] == 200
+        await janitor.sweep(time.time())
+        seen = await scrape(b)
+    assert of(seen, "session_expirations_total", limit="ttl") == 1
+    assert of(seen, "session_evictions_total") >= 1
+    assert of(seen, "sessions_loaded") == 1
+    assert of(seen, "sessions", status="closed") == 2

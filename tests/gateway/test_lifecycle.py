@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.dialects import ALL, Spoken, error_of
 from tests.support.gateways import bench, follow, user
 from tests.support.lives import Clock, CountingStore, sessions, take
 from turnloom.core.credit import RewardRule
@@ -505,3 +506,27 @@ async def test_nothing_of_this_is_logged_as_an_error(some: Sessions, caplog: pyt
         await take(session, "hi")
     await session.finish()
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("spoken", ALL.values(), ids=ALL)
+async def test_a_client_of_a_gateway_that_stops_is_not_told_to_give_up(spoken: Spoken) -> None:
+    """Its session goes on when the gateway is back; only one that is over says that asking again cannot help."""
+    async with bench([Reply("never", fault=Fault.HANG)]) as b:
+
+        async def ask(text: str) -> tuple[int, bytes, Any]:
+            path, body = spoken.ask(text)
+            async with b.http.post(b.handle.base_url + path, data=body) as answer:
+                return answer.status, await answer.read(), answer.headers
+
+        during = asyncio.create_task(ask("during"))
+        await b.engine.wait_running(1)
+        draining = asyncio.create_task(b.gateway._running().drain(60))
+        await asyncio.sleep(0)
+        after = await ask("after")
+        await b.gateway._running().close()
+        await draining
+        for status, raw, headers in (after, await during):
+            assert status == 503
+            assert "ask again when it is back" in error_of(spoken, status, raw)
+            assert headers.get("x-should-retry", "true") == "true"
+            assert "86400s" not in raw.decode()

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypedDict, Unpack
 from turnloom.core.credit import Reward, RewardRule, merged_reward
 from turnloom.core.tree import Tree
 from turnloom.counters import swallowed
-from turnloom.errors import BadRequest, NotFound, SessionClosed, StoreError
+from turnloom.errors import BadRequest, EngineUnavailable, NotFound, SessionClosed, StoreError
 from turnloom.gateway import limits
 from turnloom.store.contract import SessionRow, Store, Usage
 
@@ -165,7 +165,8 @@ class Lifecycle:
     def turn_slot(self, *, new: bool = True) -> Iterator[None]:
         """Hold a place for the current task's turn. Raises SessionClosed or LimitReached. A turn that is not `new` is on record already.
 
-        A cancellation that comes because the session is closed leaves as SessionClosed: the client is still there.
+        A cancellation that comes because the session is closed leaves as SessionClosed: the client is still there. One that
+        comes because the gateway stops leaves as EngineUnavailable, as every request does from then on: clients ask again.
         """
         places = _ADMITTED.get()
         if new and places is not None and places.left and places in self._admitted:
@@ -182,6 +183,8 @@ class Lifecycle:
         except asyncio.CancelledError:
             if not self.closing:
                 raise
+            if self.row.status == "open":
+                raise EngineUnavailable("the gateway stopped while this reply was being made; ask again when it is back") from None
             raise SessionClosed("the session was closed while this reply was being made") from None
         finally:
             del self._in_flight[task]
@@ -192,7 +195,7 @@ class Lifecycle:
         """Raises what stands in the way of so many new turns, or with 0 what stands in the way of any request."""
         refused = limits.over(self.row, self.touched, self.in_flight, self._clock())
         if refused is None and self.stopping:
-            raise SessionClosed("the gateway is stopping; ask again when it is back")
+            raise EngineUnavailable("the gateway is stopping; ask again when it is back")
         if refused is None and choices and limits.counted(self.row.limits):
             refused = limits.spent(self.row.limits, self.usage, self._unrecorded(), choices)
         if refused is not None:

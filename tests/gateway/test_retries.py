@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.gateways import Bench, bench, user
 from tests.support.wires import WIRES, Wire
+from turnloom.gateway.output import Output
 from turnloom.gateway.session import Session
 from turnloom.testing.scripted_engine import Fault, Reply
 from turnloom.types import Outcome, Turn
@@ -134,6 +135,18 @@ async def test_what_a_client_left_in_the_middle_is_gone_on_with(wire: Wire, stre
         assert "came again" in turn.pieces[1].why
         assert b.engine.requests[1]["sampling_params"]["max_new_tokens"] == begun.sampling.max_tokens - len(held)  # type: ignore[operator]
         assert b.engine.requests[0]["rid"][:32] != b.engine.requests[1]["rid"][:32]
+
+
+async def test_what_fails_before_it_has_its_beginning_leaves_that_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = WIRES["anthropic"]
+    async with bench([stalled(), "the rest"]) as b:
+        begun = await leave_in_the_middle(b, wire)
+        with monkeypatch.context() as patch:
+            patch.setattr(Output, "feed", lambda self, chunk: 1 / 0)
+            assert (await ask(b, wire))[0] == 500
+        assert await turns_of(b) == [begun]
+        assert (await ask(b, wire))[1] == b.tokenizer.decode(begun.output.tolist()) + "the rest"
+        assert len(await turns_of(b)) == 1
 
 
 async def test_what_is_gone_on_with_may_be_left_again() -> None:

@@ -77,6 +77,8 @@ class TurnRecorder:
     async def _go_on(self, before: Turn, outcome: Outcome, error: str) -> Turn:
         """The whole in the place of its beginning; a turn of its own where another has gone on from the beginning meanwhile."""
         output, start = self.output, len(before.output)
+        if len(output.ids) < start:  # It ended before it was given all of its own beginning, which stands.
+            return before
         pieces = [Piece(p.start + start, p.engine, p.why or CAME_AGAIN) for p in self.trace.pieces]
         turn = replace(
             before,

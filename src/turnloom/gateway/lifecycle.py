@@ -89,6 +89,7 @@ class Lifecycle:
         """Turns that were being made when a gateway was killed."""
         self.evicted = False
         """It has left memory: another object may stand for it by now, and this one takes no work any more."""
+        self._tokens = sum(len(turn.output) for turn in self.tree.turns.values())
         self._bytes = usage.bytes
         self._store = store
         self._clock = kept.get("clock", time.time)
@@ -118,9 +119,8 @@ class Lifecycle:
     def usage(self) -> Usage:
         """What counts against its limits: no failed turns; bytes as the store counted them when the last turn was stored, where
         they are limited, and else when it was brought into memory."""
-        turns = self.tree.turns
-        tokens = sum(len(turn.output) for turn in turns.values())
-        return Usage(len(turns) - self.tree.failed, tokens, self._bytes, self.touched, self.interrupted)
+        turns = len(self.tree.turns) - self.tree.failed
+        return Usage(turns, self._tokens, self._bytes, self.touched, self.interrupted)
 
     @contextmanager
     def held(self) -> Iterator[Self]:

@@ -101,6 +101,7 @@ class Session(Lifecycle):
                 raise
             await self._measure()
             self.tree.apply(delta, pending)
+            self._tokens += len(turn.output)
             self.answers.add(turn)
             return turn
 
@@ -114,6 +115,7 @@ class Session(Lifecycle):
                 return False
             await self._store.replace(self.row.id, turn, reply)
             await self._measure()
+            self._tokens += len(turn.output) - len(self.tree.turns[turn.id].output)
             self.tree.replace(turn, reply)
             self.answers.add(turn)
             return True

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from aiohttp import web
 
+from turnloom.core.credit import RewardRule
 from turnloom.core.dump import summary
 from turnloom.core.match import Matcher
 from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Training
@@ -44,7 +45,7 @@ from turnloom.render.choose import choose_renderer
 from turnloom.render.contract import Tokenizer
 from turnloom.render.profile import writes_calls_as_text
 from turnloom.render.template import SpecialTokens
-from turnloom.store.contract import Limits, Store
+from turnloom.store.contract import Limits, Repeats, Store
 from turnloom.store.memory import MemoryStore
 from turnloom.store.sqlite import SQLiteStore
 from turnloom.tokenizer import load_tokenizer
@@ -67,29 +68,41 @@ class SessionHandle:
     """One open session. `base_url` is where Anthropic and Gemini clients point, OpenAI ones at `{base_url}/v1`; `key` is its API key."""
 
     def __init__(
-        self, session: Session, key: str, origin: str, longest: Longest = UNLIMITED, training: Training = DEFAULT_TRAINING
+        self,
+        sessions: Sessions,
+        session_id: str,
+        key: str,
+        origin: str,
+        longest: Longest = UNLIMITED,
+        training: Training = DEFAULT_TRAINING,
     ) -> None:
-        self._session = session
+        self._sessions = sessions
         self._longest, self._training = longest, training
-        self.id = session.row.id
+        self.id = session_id
         self.key = key
         spelled = session_urls(origin, key)
         self.base_url = spelled["urls"]["anthropic"]
         self.env: Mapping[str, str] = spelled["env"]
 
-    async def finish(self, reward: float | None = None) -> list[Sample]:
-        """Close the session and unroll it. Finishing again gives the same samples."""
-        await self._session.finish(reward)
-        return await self.samples()
+    async def finish(self, reward: float | None = None, *, drain: float | None = None) -> list[Sample]:
+        """Close the session, let its turns in flight end within `drain` seconds, and unroll it. Finishing again gives the same samples."""
+        with (await self._sessions.by_id(self.id)).held() as session:
+            await session.finish(reward, drain=drain)
+            return await self.samples()
+
+    async def reward(self, value: float, lineage: str = "") -> None:
+        """Add a reward of the session, or of one lineage. Raises BadRequest for what is no finite number."""
+        await (await self._sessions.by_id(self.id)).reward(value, lineage)
 
     async def samples(self) -> list[Sample]:
-        return list(self._session.unroll(self._longest, self._training).samples)
+        return list((await self._sessions.by_id(self.id)).unroll(self._longest, self._training).samples)
 
     async def stats(self) -> dict[str, int]:
         """Counts so far: turns (those in flight too), sampled tokens, lineages, forks."""
-        found = summary(self._session.tree)
+        session = await self._sessions.by_id(self.id)
+        found = summary(session.tree)
         return {
-            "turns": found["turns"] + self._session.in_flight,
+            "turns": found["turns"] + session.in_flight,
             "tokens": found["sampled_tokens"],
             "lineages": found["lineages"],
             "forks": sum(found["forks"].values()),
@@ -337,12 +350,23 @@ class Gateway:
         rollout: str = "",
         labels: Mapping[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        reward_rule: RewardRule = "last",
+        repeats: Repeats = "retry",
     ) -> SessionHandle:
         """A new session with a secret key of its own."""
-        session, key = await self._running().open(
-            session_id=id, sampling=sampling, limits=limits, group=group, rollout=rollout, labels=labels, metadata=metadata
+        sessions = self._running()
+        session, key = await sessions.open(
+            session_id=id,
+            sampling=sampling,
+            limits=limits,
+            group=group,
+            rollout=rollout,
+            labels=labels,
+            metadata=metadata,
+            reward_rule=reward_rule,
+            repeats=repeats,
         )
-        return SessionHandle(session, key, self.url, self._longest, self._training)
+        return SessionHandle(sessions, session.row.id, key, self.url, self._longest, self._training)
 
     async def hold(self, mode: PauseMode = "abort", *, pool: str = POLICY, seconds: float | None = None) -> int:
         """Let no new request through to a pool's engines until `release`; how many still run. `Pool.hold` says what the modes are."""

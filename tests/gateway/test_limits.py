@@ -336,3 +336,31 @@ def test_what_a_refusal_says_can_be_acted_on() -> None:
     assert (
         json.dumps(str(told.error)) == '"this request asks for 3 replies at once, and the session has 1 of its 5 turns left; ask for fewer"'
     )
+
+
+async def test_a_session_is_opened_with_its_limits_and_says_which_it_reached() -> None:
+    limits = {
+        "max_turns": 5,
+        "max_context": 900,
+        "max_tokens": 2,
+        "max_bytes": 10**6,
+        "ttl": 50.5,
+        "idle_timeout": 5.5,
+        "turn_timeout": 7.0,
+    }
+    async with bench(["Yes"], max_sessions=2) as b:
+        status, opened = await b.admin("POST", "/sessions", {"id": "mine", "limits": limits})
+        assert status == 201
+        assert (await b.gateway.session("mine")).row.limits == Limits(**limits)  # type: ignore[arg-type]
+        for expected in (200, 429):
+            async with b.http.post(
+                f"{opened['urls']['anthropic']}/v1/messages", json={**many(1, str(expected)), "max_tokens": 9}
+            ) as answer:
+                assert answer.status == expected
+        _, row = await b.admin("GET", "/sessions/mine")
+        assert (row["status"], row["ended"], row["reached"]) == ("open", "", ["max_tokens"])
+        status, refused = await b.admin("POST", "/sessions", {"id": "more"})
+        assert (status, refused["error"]["type"]) == (429, "LimitReached")
+        for name, value in (("max_tokens", -1), ("max_bytes", 1.5), ("ttl", 0), ("idle_timeout", -1), ("ttl", "long")):
+            status, refused = await b.admin("POST", "/sessions", {"limits": {name: value}})
+            assert (status, refused["error"]["message"].partition(":")[0]) == (400, f"limits.{name}")

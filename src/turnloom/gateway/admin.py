@@ -59,9 +59,13 @@ class LimitsBody(AdminModel):
     max_turns: int | None = Field(None, ge=0, lt=2**31)
     max_context: int | None = Field(None, ge=2, lt=2**31)
     turn_timeout: float | None = Field(600.0, gt=0, lt=2**31)
+    max_tokens: int | None = Field(None, ge=0, lt=2**53)
+    max_bytes: int | None = Field(None, ge=0, lt=2**53)
+    ttl: float | None = Field(None, gt=0, lt=2**31)
+    idle_timeout: float | None = Field(None, gt=0, lt=2**31)
 
     def limits(self) -> Limits:
-        return Limits(self.max_turns, self.max_context, self.turn_timeout)
+        return Limits(**self.model_dump())
 
 
 class OpenBody(AdminModel):
@@ -212,6 +216,8 @@ def _row(session: Session) -> dict[str, Any]:
     return {
         "id": row.id,
         "status": row.status,
+        "ended": row.ended,
+        "reached": list(row.reached),
         "created": row.created,
         "group": row.group,
         "rollout": row.rollout,

@@ -19,7 +19,8 @@ from turnloom.core.unroll import Unrolled
 from turnloom.gateway import prompt as prompts
 from turnloom.gateway.output import Output
 from turnloom.gateway.prompt import Prompt
-from turnloom.gateway.session import Session, TurnRecorder
+from turnloom.gateway.record import TurnRecorder
+from turnloom.gateway.session import Session
 from turnloom.render.contract import Rendered
 from turnloom.render.template import ChatTemplateRenderer
 from turnloom.types import Fork, ForkKind, floats, ids

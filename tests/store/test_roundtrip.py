@@ -2,18 +2,20 @@
 
 import asyncio
 import tempfile
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnloom.core.credit import Reward, RewardRule
 from turnloom.core.records import Delta, Node
 from turnloom.errors import StoreError
 from turnloom.store import codec
-from turnloom.store.contract import Limits, SessionRow
+from turnloom.store.contract import Limits, Repeats, SessionRow
 from turnloom.store.memory import MemoryStore
 from turnloom.store.rows import decode_session, encode_session
 from turnloom.store.sqlite import SQLiteStore
@@ -94,6 +96,11 @@ def turns(draw: st.DrawFn) -> Turn:
         "abort": draw(plain),
         "surplus": draw(numbers),
         "cached_tokens": draw(numbers),
+        "fingerprint": draw(words),
+        "idempotency": draw(words),
+        "choice": draw(numbers),
+        "reasoning_open": draw(st.booleans()),
+        "acknowledged": draw(st.booleans()),
     }
     assert drawn.keys() == {field.name for field in fields(Turn)}, "a field that is not drawn is not tried"
     return Turn(**drawn)  # type: ignore[arg-type]
@@ -111,18 +118,22 @@ rows = st.builds(
     key_hash=st.just("k"),
     created=reals,
     sampling=samplings,
-    limits=st.builds(Limits, st.none() | numbers, st.none() | numbers, st.none() | reals),
+    limits=st.builds(Limits, *[st.none() | numbers] * 2, st.none() | reals, *[st.none() | numbers] * 2, *[st.none() | reals] * 2),
     group=words,
     rollout=words,
     labels=st.dictionaries(words, words, max_size=2),
     metadata=st.dictionaries(words, json_values, max_size=2),
     status=st.sampled_from(["open", "closed"]),
-    reward=st.none() | reals,
+    rewards=st.lists(st.builds(Reward, reals, reals, words), max_size=3).map(tuple),
+    reward_rule=st.sampled_from(get_args(RewardRule)),
+    repeats=st.sampled_from(get_args(Repeats)),
+    ended=words,
+    reached=st.lists(words, max_size=2).map(tuple),
 )
 
 
 DRAWN = [(CallRecord, 7), (Fork, 7), (Reasoning, 1), (ToolCall, 4), (Message, 3), (Tool, 5), (Node, 5), (VersionSpan, 3), (Sampling, 7)]
-DRAWN.append((Piece, 3))
+DRAWN += [(Piece, 3), (Reward, 3), (Limits, 7), (SessionRow, 15)]
 
 
 @pytest.mark.parametrize(("kind", "count"), DRAWN)
@@ -176,7 +187,7 @@ def test_rows_of_an_earlier_version_still_load(delta):
     old_nodes = [head, {"id": 1, "parent": 0, "message": said, "tools": [], "turn": "t1"}]
     old_turn = codec.unpack(turn)
     del old_turn["label"], old_turn["sampling"]["json_schema"]
-    for name in ("pool", "pieces", "surplus", "cached_tokens"):
+    for name in ("pool", "pieces", "surplus", "cached_tokens", "fingerprint", "idempotency", "choice", "reasoning_open"):
         del old_turn[name]
     read = codec.decode_delta((outcome, abort, codec.pack(old_nodes), codec.pack(old_turn), *columns))
     assert read.nodes == (
@@ -185,6 +196,19 @@ def test_rows_of_an_earlier_version_still_load(delta):
     )
     assert (read.turn.label, read.turn.sampling.json_schema) == ("", "")
     assert read.turn == delta().turn
+
+
+@pytest.mark.parametrize("reward", [None, 0.5])
+def test_a_session_of_an_earlier_version_still_loads(reward):
+    """It had one reward or none, three limits, and nothing of how it ended."""
+    now = SessionRow("s1", "k", 3.0, Sampling(), Limits(max_turns=2), group="g", status="closed")
+    old = codec.unpack(encode_session(now))
+    for name in ("rewards", "reward_rule", "repeats", "ended", "reached"):
+        del old[name]
+    old["limits"] = {"max_turns": 2, "max_context": None, "turn_timeout": 600.0}
+    read = decode_session(codec.pack(old | {"reward": reward}))
+    assert read.reward == reward
+    assert replace(read, rewards=()) == now
 
 
 def test_two_lone_surrogates_do_not_become_one_character():

@@ -11,8 +11,10 @@ import threading
 import pytest
 
 from turnloom.errors import StoreError
-from turnloom.store import schema
+from turnloom.store import codec, schema, writer
+from turnloom.store.contract import Usage
 from turnloom.store.sqlite import SQLiteStore
+from turnloom.types import Sampling
 
 
 class Gate:
@@ -224,6 +226,7 @@ OTHER_PROCESS = """
 import asyncio, sys
 from turnloom.errors import StoreError
 from turnloom.store.sqlite import SQLiteStore
+from turnloom.types import Sampling
 
 async def main(path):
     try:
@@ -282,25 +285,108 @@ async def test_a_file_of_a_newer_schema_is_refused(path):
             await SQLiteStore(path, read_only=read_only).open()
 
 
-async def test_a_file_of_the_first_schema_is_brought_up_to_date(path, row, delta):
-    """Its turns say nothing of aborts."""
+def old_file(path, version, deltas):
+    """A store as the schema of that version had it, with one session of these turns."""
+    connection = sqlite3.connect(path)
+    for steps in schema.MIGRATIONS[:version]:
+        for statement in steps:
+            connection.execute(statement)
+    connection.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version={version}")
+    limits = {"max_turns": None, "max_context": None, "turn_timeout": 600.0}
+    body = {"id": "s1", "key_hash": "k", "created": 5.0, "sampling": codec.encode_sampling(Sampling()), "limits": limits, "group": "g"}
+    body |= {"rollout": "r", "labels": {}, "metadata": {}, "status": "open", "reward": 0.5}
+    connection.execute("INSERT INTO sessions (id, key_hash, created, status, body) VALUES ('s1', 'k', 5.0, 'open', ?)", (codec.pack(body),))
+    for delta in deltas:
+        outcome, _, nodes, turn, appended, output, logprobs, _ = codec.encode_delta(delta)
+        columns = (delta.turn.id, outcome, nodes, turn, appended, output, logprobs)
+        connection.execute(
+            "INSERT INTO deltas (session, turn, outcome, nodes, body, appended, output, logprobs) VALUES (1, ?, ?, ?, ?, ?, ?, ?)", columns
+        )
+    connection.commit()
+    connection.close()
+    return sum(len(part) for delta in deltas for part in codec.encode_delta(delta) if isinstance(part, bytes))
+
+
+@pytest.mark.parametrize("version", range(1, schema.VERSION))
+async def test_a_file_of_an_older_schema_is_brought_up_to_date(path, delta, version):
+    """Its turns say nothing of aborts, and nobody counted them."""
+    size = old_file(path, version, [delta("t1"), delta("t2", tokens=5)])
+    with pytest.raises(StoreError, match=f"older schema {version}"):
+        await SQLiteStore(path, read_only=True).open()
+    store = SQLiteStore(path)
+    await store.open()
+    assert list(await store.deltas("s1")) == [delta("t1"), delta("t2", tokens=5)]
+    assert await store.usage("s1") == Usage(turns=2, tokens=8, bytes=size, touched=5.0)
+    found = await store.session_by_key("k")
+    assert found is not None
+    assert (found.reward, found.group, found.repeats) == (0.5, "g", "retry")
+    await store.amend("s1", "t1", abort="verified")
+    assert [d.turn.abort for d in await store.deltas("s1")] == ["verified", ""]
+    await store.close()
+
+
+async def test_turns_of_a_killed_process_were_interrupted(path, row, delta):
+    store = SQLiteStore(path)
+    await store.open()
+    await store.put_session(row("s1"))
+    for turn in ("t1", "t2", "t3"):
+        store.begin("s1", turn, 1.0)
+    await store.append("s1", delta("t1"))
+    store.cancel("s1", "t2")
+    await store.put_session(row("s2"))
+    killed = path.with_name("killed.db")
+    for end in ("", "-wal"):
+        killed.with_name(killed.name + end).write_bytes(path.with_name(path.name + end).read_bytes())
+    await store.close()
+    for _ in range(2):
+        store = SQLiteStore(killed)
+        await store.open()
+        assert (await store.usage("s1")).interrupted == 1
+        await store.close()
+
+
+async def test_a_note_is_written_though_nothing_else_is(path, row, delta, monkeypatch):
+    monkeypatch.setattr(writer, "LATER", 0.05)
     store = SQLiteStore(path)
     await store.open()
     await store.put_session(row("s1"))
     await store.append("s1", delta("t1"))
+    store.acknowledge("s1", "t1")
+    async with asyncio.timeout(10):
+        while [d.turn.acknowledged for d in await store.deltas("s1")] != [True]:
+            await asyncio.sleep(0.01)
     await store.close()
-    connection = sqlite3.connect(path)
-    connection.execute("ALTER TABLE deltas DROP COLUMN abort")
-    connection.execute("PRAGMA user_version=1")
-    connection.commit()
-    connection.close()
-    with pytest.raises(StoreError, match="older schema 1"):
-        await SQLiteStore(path, read_only=True).open()
+
+
+async def test_notes_share_the_commit_of_what_is_waited_for(path, row, delta):
     store = SQLiteStore(path)
     await store.open()
-    assert list(await store.deltas("s1")) == [delta("t1")]
-    await store.amend("s1", "t1", abort="verified")
-    assert [d.turn.abort for d in await store.deltas("s1")] == ["verified"]
+    await store.put_session(row("s1"))
+    before = (await store.stats()).commits
+    for number in range(20):
+        store.begin("s1", f"t{number}", 1.0)
+        await store.append("s1", delta(f"t{number}"))
+        store.acknowledge("s1", f"t{number}")
+    assert (await store.stats()).commits == before + 20
+    await store.close()
+
+
+async def test_a_session_row_that_is_damaged_hides_no_other(path, row):
+    store = SQLiteStore(path)
+    await store.open()
+    for name in ("s1", "s2", "s3"):
+        await store.put_session(row(name))
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE sessions SET body = x'01ff' WHERE id = 's2'")
+    connection.commit()
+    connection.close()
+    entries = await store.sessions()
+    assert [(entry.id, entry.row is None, "damaged" in entry.error) for entry in entries] == [
+        ("s3", False, False),
+        ("s2", True, True),
+        ("s1", False, False),
+    ]
     await store.close()
 
 

@@ -90,7 +90,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "another prompt": (
         lambda p: change(p, f"UPDATE deltas SET appended = CAST(appended || x'01000000' AS BLOB) WHERE number = {SECOND}"),
-        "keeps",
+        "checksum",
     ),
     "another id in the prompt": (
         lambda p: change(p, f"UPDATE deltas SET appended = CAST(x'01000000' || substr(appended, 5) AS BLOB) WHERE number = {SECOND}"),

@@ -94,6 +94,8 @@ async def test_one_that_is_in_use_stays_until_it_is_not(use: Use) -> None:
         session, _ = await s.open(session_id="used")
         using = asyncio.ensure_future(use(session, go))
         await asyncio.sleep(0)
+        with (await s.by_id("used")).held():
+            pass
         clock.now += 1000.0
         for name in "abc":
             await s.open(session_id=name)
@@ -106,6 +108,22 @@ async def test_one_that_is_in_use_stays_until_it_is_not(use: Use) -> None:
         assert s.memory.idle == s.loaded == 1
         await s.open(session_id="d")
         assert loaded(s) == ["d"]
+
+
+async def test_one_that_was_dropped_says_nothing_of_the_next_of_its_id() -> None:
+    async with sessions(loaded=1) as s:
+        old, _ = await s.open(session_id="one")
+        with old.held():
+            await s.drop("one")
+            new, _ = await s.open(session_id="one")
+            go = asyncio.Event()
+            turn = asyncio.create_task(_turn(new, go))
+            await asyncio.sleep(0)
+        await s.open(session_id="two")
+        await s.open(session_id="three")
+        assert await s.by_id("one") is new
+        go.set()
+        await turn
 
 
 async def test_a_turn_that_nobody_waits_for_any_more_keeps_its_session_until_it_is_on_record() -> None:

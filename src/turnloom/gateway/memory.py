@@ -65,8 +65,10 @@ class Memory:
         self._idle.pop(session_id, None)
 
     def rested(self, session_id: str) -> None:
-        """It is the last that was used, and the first of all may have to leave for it."""
-        if session_id in self._by_id:
+        """It is the last that was used, and the first of all may have to leave for it. One of that id may be in use all the same:
+        it was opened when who rests now was dropped."""
+        session = self._by_id.get(session_id)
+        if session is not None and not session.busy:
             self._idle[session_id] = self._clock()
             self._idle.move_to_end(session_id)
             while len(self._idle) > self._most:
@@ -74,18 +76,15 @@ class Memory:
 
     def evict(self) -> int:
         """Put out those whose time without use is up. How many that were."""
-        now, gone = self._clock(), 0
-        for session_id in [each for each, since in self._idle.items() if now >= since + self._keep]:
-            gone += self._put_out(session_id)
-        return gone
+        now = self._clock()
+        over = [session_id for session_id, since in self._idle.items() if now >= since + self._keep]
+        for session_id in over:
+            self._put_out(session_id)
+        return len(over)
 
-    def _put_out(self, session_id: str) -> bool:
-        del self._idle[session_id]
-        session = self._by_id[session_id]
-        if not session.busy:
-            self.forget(session)
-            self._left()
-        return session.evicted
+    def _put_out(self, session_id: str) -> None:
+        self.forget(self._by_id[session_id])
+        self._left()
 
     def forget(self, session: Session) -> None:
         """From here on another object may stand for it, and this one takes no work."""

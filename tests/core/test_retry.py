@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.histories import CAT, LS, Weaver, assistant, call, request, result, system, user
@@ -143,6 +143,7 @@ def keys(tree: Tree) -> dict[bytes, list[int]]:
     return {key: list(nodes) for key, nodes in tree._openings.items() if nodes}
 
 
+@settings(deadline=None)
 @given(
     opening=st.sampled_from(OPENINGS),
     beginning=st.sampled_from(REPLIES),

@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 from turnloom.types import Outcome, Sample, Sampling
 
 if TYPE_CHECKING:
+    from turnloom.client.remote import BlockingClient, Client
     from turnloom.gateway.api import BackgroundGateway, Gateway, SessionHandle
     from turnloom.store.contract import Limits
 
 __version__ = "0.1.0"
 
-__all__ = ["BackgroundGateway", "Gateway", "Limits", "Outcome", "Sample", "Sampling", "SessionHandle"]
+__all__ = ["BackgroundGateway", "BlockingClient", "Client", "Gateway", "Limits", "Outcome", "Sample", "Sampling", "SessionHandle"]
 
 _LAZY = {
     "BackgroundGateway": "turnloom.gateway.api",
+    "BlockingClient": "turnloom.client.remote",
+    "Client": "turnloom.client.remote",
     "Gateway": "turnloom.gateway.api",
     "Limits": "turnloom.store.contract",
     "SessionHandle": "turnloom.gateway.api",

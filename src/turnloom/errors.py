@@ -18,6 +18,7 @@ TurnloomError
 │   └── EngineAborted       529  it ended the request early
 ├── RenderError             400  the chat template refuses these messages
 ├── StoreError              500  a turn could not be made durable
+├── GatewayUnavailable      503  a client cannot reach its gateway, or lost it in the middle of an answer
 ├── SandboxError, HarnessError, TaskError   the rollout's side
 └── ConfigError             what a person set; shown on one line with what to do
 """
@@ -116,6 +117,10 @@ class RenderError(TurnloomError):
 
 class StoreError(TurnloomError):
     status = 500
+
+
+class GatewayUnavailable(TurnloomError):
+    status = 503
 
 
 class SandboxError(TurnloomError):

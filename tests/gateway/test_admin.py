@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.gateways import ADMIN, bench, follow, user
-from turnloom.errors import StoreError
-from turnloom.gateway.session import Session
-from turnloom.gateway.sessions import Sessions
+from turnloom.export.canonical import read_jsonl
+from turnloom.export.parquet import read_parquet
+from turnloom.export.registry import FORMATS
+from turnloom.gateway.samples import Snapshot
+from turnloom.store.contract import Entry, Usage
 from turnloom.store.memory import MemoryStore
 from turnloom.testing.tokenizers import qwen_tokenizer
 
@@ -72,6 +75,11 @@ CALLS = [
     ("POST", "/sessions/ID/reward"),
     ("POST", "/sessions/ID/finish"),
     ("DELETE", "/sessions/ID"),
+    ("GET", "/store"),
+    ("GET", "/metrics"),
+    ("GET", "/engines"),
+    ("POST", "/pause"),
+    ("POST", "/resume"),
 ]
 
 
@@ -132,7 +140,15 @@ REFUSED = [
     ("GET", "/sessions?limit=-1", None, "limit"),
     ("GET", "/sessions?offset=" + "9" * 5000, None, "offset"),
     ("GET", "/sessions?offset=" + "9" * 12, None, "offset"),
+    ("GET", "/sessions?status=dropped", None, "status"),
     ("GET", "/sessions/ID/samples?format=tar", None, "format"),
+    ("GET", "/sessions/ID/samples?format=os:system", None, "format"),
+    ("POST", "/sessions", {"key": "short"}, "key"),
+    ("POST", "/sessions", {"limits": {"max_turns": "5"}}, "limits.max_turns"),
+    ("POST", "/sessions", {"reward_rule": "best"}, "reward_rule"),
+    ("POST", "/sessions", {"repeats": "never"}, "repeats"),
+    ("POST", "/sessions/ID/reward", {"value": 1, "lineage": "nobody"}, "lineage"),
+    ("POST", "/sessions/ID/finish", {"drain": -1}, "drain"),
     *(("GET", f"/sessions/ID/samples?max_tokens={n}", None, "max_tokens") for n in ("", "0", "1", "-5", "1.5", "x", "9" * 12, "9" * 5000)),
     *(("GET", f"/sessions/ID/samples?max_tokens=9&overlong={word}", None, "overlong") for word in ("", "cut", "TRUNCATE")),
 ]
@@ -181,25 +197,22 @@ async def test_a_session_that_cannot_be_shown_hides_no_other(monkeypatch: pytest
     """An older store may hold metadata that is no JSON, and a stored session may be damaged."""
     store = MemoryStore()
     async with bench(store=store) as b:
-        await b.gateway.open_session(id="damaged")
         own = (await b.session()).row
         for name, value in (("long", 10**30), ("both", [10**30, float("nan")])):
             await store.put_session(replace(own, id=name, key_hash=name, metadata={"x": value}))
-        plain = Sessions.by_id
+        plain = store.sessions
 
-        async def by_id(self: Sessions, session_id: str) -> Session:
-            if session_id == "damaged":
-                raise StoreError("its last turn cannot be read")
-            return await plain(self, session_id)
+        async def sessions(**asked: Any) -> list[Entry]:
+            return [*await plain(**asked), Entry("damaged", None, Usage(turns=3), "its row cannot be read")]
 
-        monkeypatch.setattr(Sessions, "by_id", by_id)
+        monkeypatch.setattr(store, "sessions", sessions)
         status, listed = await b.admin("GET", "/sessions")
         found = {row["id"]: row for row in listed["sessions"]}
         assert status == 200
         assert set(found) == {"long", "both", "damaged", b.handle.id}
         assert found["long"]["metadata"] == {"x": 10**30}
         assert found[b.handle.id]["status"] == "open"
-        assert found["damaged"]["error"] == "its last turn cannot be read"
+        assert (found["damaged"]["error"], found["damaged"]["usage"]["turns"]) == ("its row cannot be read", 3)
         assert found["both"]["error"]
 
 
@@ -248,7 +261,6 @@ async def test_forks_explain_themselves_in_status_and_tree() -> None:
         await b.post(follow(asked, first.body, "Next."))
         await b.post({**asked, "system": "Be long."})
         _, row = await b.admin("GET", f"/sessions/{b.handle.id}")
-        _, listed = await b.admin("GET", "/sessions")
         _, tree = await b.admin("GET", f"/sessions/{b.handle.id}/tree")
         turns = tree["turns"]
         held = len(turns[0]["appended"]) + len(turns[0]["output"])
@@ -256,7 +268,6 @@ async def test_forks_explain_themselves_in_status_and_tree() -> None:
         assert [t["kept"] + len(t["appended"]) for t in turns] == [t["prompt_len"] for t in turns]
         assert row["forks"] == {"system_changed": 1}
         assert row["reencoded_tokens"] == {"system_changed": turns[2]["prompt_len"]}
-        assert listed["sessions"][0]["reencoded_tokens"] == row["reencoded_tokens"]
         assert [t["fork"] for t in turns[:2]] == [None, None]
         fork = turns[2]["fork"]
         at = fork["token_index"]
@@ -290,10 +301,71 @@ async def test_healthz_and_metrics_are_open_and_true() -> None:
             assert answer.status == 200
         async with b.http.get(b.gateway.url + "/metrics") as answer:
             text = await answer.text()
-        assert 'turnloom_turns_total{outcome="delivered"} 2.0' in text
+        assert 'turnloom_turns_total{dialect="anthropic",outcome="delivered"} 2.0' in text
         assert 'turnloom_forks_total{kind="resampled"} 1.0' in text
         assert "turnloom_engine_aborts_total" in text
         assert b.handle.key not in text
         await b.engine.stop()
         async with b.http.get(b.gateway.url + "/healthz") as answer:
             assert answer.status == 503
+
+
+KEY = "tl-" + "k" * 43
+
+
+async def test_the_same_id_with_the_same_key_is_the_same_session() -> None:
+    """So that a caller whose answer was lost may ask again."""
+    async with bench() as b:
+        first = await b.admin("POST", "/sessions", {"id": "mine", "key": KEY})
+        assert await b.admin("POST", "/sessions", {"id": "mine", "key": KEY}) == first
+        assert (first[0], first[1]["key"]) == (201, KEY)
+        for other in ({"id": "mine", "key": KEY[:-1] + "x"}, {"id": "mine"}, {"id": b.handle.id, "key": KEY}):
+            status, refused = await b.admin("POST", "/sessions", other)
+            assert (status, refused["error"]["type"]) == (400, "BadRequest")
+            assert KEY not in str(refused)
+
+
+async def test_samples_come_in_every_format_that_is_registered(tmp_path: Path) -> None:
+    async with bench(["One", "Two"]) as b:
+        await b.post(user("a"))
+        await b.post(user("b"))
+        samples = await b.handle.samples()
+        for name in FORMATS:
+            head = {"Authorization": f"Bearer {ADMIN}"}
+            async with b.http.get(f"{b.gateway.url}/api/v1/sessions/{b.handle.id}/samples?format={name}", headers=head) as answer:
+                assert answer.status == 200
+                raw = await answer.read()
+            path = tmp_path / name
+            path.write_bytes(raw)
+            assert list((read_parquet if name == "parquet" else read_jsonl)(path)) == samples, name
+
+
+async def test_the_list_brings_no_session_into_memory() -> None:
+    async with bench(["One"], loaded_sessions=1) as b:
+        await b.post(user("a"))
+        for number in range(3):
+            await b.gateway.open_session(id=f"s{number}")
+        before = b.gateway._running().loaded
+        _, listed = await b.admin("GET", "/sessions?status=open")
+        assert {each["id"]: each["usage"]["turns"] for each in listed["sessions"]} == {"s0": 0, "s1": 0, "s2": 0, b.handle.id: 1}
+        assert b.gateway._running().loaded == before == 1
+
+
+async def test_the_store_and_the_metrics_are_shown() -> None:
+    async with bench(["One"]) as b:
+        await b.post(user("a"))
+        _, stats = await b.admin("GET", "/store")
+        assert (stats["sessions"], stats["turns"]) == ({"open": 1}, 1)
+        status, text = await b.admin("GET", "/metrics")
+        assert (status, b"turnloom_sessions_opened_total 1.0" in text) == (200, True)
+
+
+async def test_a_snapshot_is_read_while_turns_come() -> None:
+    async with bench(["One", "Two"]) as b:
+        await b.post(user("a"))
+        session = await b.session()
+        before = Snapshot.of(session)
+        was = session.unroll().samples
+        await b.post(user("b"))
+        assert tuple(before.samples()) == was
+        assert len(tuple(Snapshot.of(session).samples())) == 2

@@ -66,8 +66,8 @@ async def test_a_restart_goes_on_with_the_same_tokens(tmp_path: Path) -> None:
             one, two = engine.requests
             assert two["input_ids"][: len(one["input_ids"])] == one["input_ids"]
             sessions = (await b.admin("GET", "/sessions"))[1]["sessions"]
-            assert sorted(s["turns"] for s in sessions) == [0, 2]
-            assert sorted(s["lineages"] for s in sessions) == [0, 1]
+            assert sorted(s["usage"]["turns"] for s in sessions) == [0, 2]
+            assert sorted([(await b.admin("GET", f"/sessions/{s['id']}"))[1]["lineages"] for s in sessions]) == [0, 1]
 
 
 class Shared:
@@ -213,6 +213,18 @@ async def test_a_signature_names_its_turn() -> None:
 async def test_a_gateway_that_is_not_started_says_so() -> None:
     with pytest.raises(ConfigError, match="not started"):
         await Gateway("http://127.0.0.1:1", qwen_tokenizer()).open_session()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.0.1", "gateway.example", "127.0.0.1.example"])
+def test_beyond_this_machine_the_admin_key_must_be_set(host: str) -> None:
+    with pytest.raises(ConfigError, match="needs an admin key"):
+        Gateway(host=host)
+    Gateway(host=host, admin_key="secret")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
+def test_on_this_machine_no_admin_key_is_needed(host: str) -> None:
+    Gateway(host=host)
 
 
 async def test_a_taken_port_is_one_clear_line() -> None:

@@ -252,6 +252,12 @@ def read_jsonl(path: Path) -> Iterator[Sample]:
             raise ConfigError(f"{path} line {number} is not a canonical sample: {error}") from error
 
 
+def from_line(line: bytes) -> Sample:
+    """The sample of one line. Raises RowError."""
+    row = _parse_line(line)
+    return from_row(row if isinstance(row, dict) else _raise(row))
+
+
 def _raise(error: RowError) -> NoReturn:
     raise error
 

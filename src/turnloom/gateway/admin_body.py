@@ -12,7 +12,7 @@ from turnloom.gateway.body import read_body
 
 
 class AdminModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
 M = TypeVar("M", bound=AdminModel)

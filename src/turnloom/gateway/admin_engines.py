@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from turnloom.engine.pool import Pool
 from turnloom.errors import NotFound
+from turnloom.gateway.admin_answers import EngineAnswer, PoolAnswer, PoolsAnswer
 from turnloom.gateway.admin_body import AdminModel
 from turnloom.gateway.pools import POLICY
 
@@ -34,7 +35,7 @@ class Engines:
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self._pools = pools
 
-    async def pause(self, body: PauseBody) -> dict[str, Any]:
+    async def pause(self, body: PauseBody) -> PoolAnswer:
         """Hold new requests to a pool's engines. Answers when what runs has ended as `mode` says.
 
         Turns that were broken off go on after the resume; their clients are kept alive meanwhile. Raises
@@ -46,7 +47,7 @@ class Engines:
             await pool.pause(body.mode)
         return _state(pool)
 
-    async def resume(self, body: ResumeBody) -> dict[str, Any]:
+    async def resume(self, body: ResumeBody) -> PoolAnswer:
         """Let the servers go on, where they were told to pause, then the gateway's requests.
 
         Raises EngineError where a server cannot be told; the requests go on all the same, with those that can.
@@ -59,7 +60,7 @@ class Engines:
             pool.release()
         return _state(pool)
 
-    async def list(self) -> dict[str, Any]:
+    async def list(self) -> PoolsAnswer:
         return {"pools": {name: _state(pool) for name, pool in self._pools.items()}}
 
     def _pool(self, name: str) -> Pool:
@@ -68,8 +69,8 @@ class Engines:
         return self._pools[name]
 
 
-def _state(pool: Pool) -> dict[str, Any]:
+def _state(pool: Pool) -> PoolAnswer:
     """`running` are requests that engines have, `held` turns that wait for the resume."""
     running = [*pool.gate.running.values()]
-    engines = [{"name": name, "running": running.count(name)} for name in pool.name.split(",")]
+    engines: list[EngineAnswer] = [{"name": name, "running": running.count(name)} for name in pool.name.split(",")]
     return {"paused": pool.gate.shut, "running": len(running), "held": pool.gate.held, "engines": engines}

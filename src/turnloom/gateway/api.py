@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import uuid
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import date
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from aiohttp import web
 
 from turnloom.core.credit import RewardRule
-from turnloom.core.dump import summary
 from turnloom.core.match import Matcher
 from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Training
 from turnloom.engine.contract import PauseMode
 from turnloom.engine.pool import PATIENCE, Patience, Pool
 from turnloom.errors import ConfigError
-from turnloom.gateway.admin import session_urls
+from turnloom.gateway.admin_answers import Damaged, Listed, PoolAnswer, PoolsAnswer, StoreAnswer, listed, store_answer
+from turnloom.gateway.admin_engines import Engines, PauseBody, ResumeBody
 from turnloom.gateway.app import GatewayApp
+from turnloom.gateway.background import NOT_STARTED, BackgroundGateway
+from turnloom.gateway.bind import check_bind
+from turnloom.gateway.handle import SessionHandle
 from turnloom.gateway.http_log import server_log
 from turnloom.gateway.janitor import Janitor
 from turnloom.gateway.labels import Labeler, load_labeler
@@ -49,64 +51,17 @@ from turnloom.store.contract import Limits, Repeats, Store
 from turnloom.store.memory import MemoryStore
 from turnloom.store.sqlite import SQLiteStore
 from turnloom.tokenizer import load_tokenizer
-from turnloom.types import Sample, Sampling
+from turnloom.types import Sampling
 from turnloom.wire.contract import Reading
 from turnloom.wire.quirks import ALL as ALL_QUIRKS
 from turnloom.wire.quirks import Quirk
 
-T = TypeVar("T")
+__all__ = ["BackgroundGateway", "Gateway", "SessionHandle"]
 
 TokenizerSpec = str | Path | Tokenizer | None
 
 LAST_WORDS_SECONDS = 5.0
 """How long a connection may take, when all turns have ended, until its client has what it is told last."""
-
-_NOT_STARTED = "the gateway is not started; use `async with Gateway(...)` or `with Gateway.background(...)`"
-
-
-class SessionHandle:
-    """One open session. `base_url` is where Anthropic and Gemini clients point, OpenAI ones at `{base_url}/v1`; `key` is its API key."""
-
-    def __init__(
-        self,
-        sessions: Sessions,
-        session_id: str,
-        key: str,
-        origin: str,
-        longest: Longest = UNLIMITED,
-        training: Training = DEFAULT_TRAINING,
-    ) -> None:
-        self._sessions = sessions
-        self._longest, self._training = longest, training
-        self.id = session_id
-        self.key = key
-        spelled = session_urls(origin, key)
-        self.base_url = spelled["urls"]["anthropic"]
-        self.env: Mapping[str, str] = spelled["env"]
-
-    async def finish(self, reward: float | None = None, *, drain: float | None = None) -> list[Sample]:
-        """Close the session, let its turns in flight end within `drain` seconds, and unroll it. Finishing again gives the same samples."""
-        with (await self._sessions.by_id(self.id)).held() as session:
-            await session.finish(reward, drain=drain)
-            return await self.samples()
-
-    async def reward(self, value: float, lineage: str = "") -> None:
-        """Add a reward of the session, or of one lineage. Raises BadRequest for what is no finite number."""
-        await (await self._sessions.by_id(self.id)).reward(value, lineage)
-
-    async def samples(self) -> list[Sample]:
-        return list((await self._sessions.by_id(self.id)).unroll(self._longest, self._training).samples)
-
-    async def stats(self) -> dict[str, int]:
-        """Counts so far: turns (those in flight too), sampled tokens, lineages, forks."""
-        session = await self._sessions.by_id(self.id)
-        found = summary(session.tree)
-        return {
-            "turns": found["turns"] + session.in_flight,
-            "tokens": found["sampled_tokens"],
-            "lineages": found["lineages"],
-            "forks": sum(found["forks"].values()),
-        }
 
 
 class Gateway:
@@ -174,6 +129,7 @@ class Gateway:
             raise ConfigError(f"a tokenizer is given for {', '.join(sorted(unknown))!r}, and no engine of that name")
         self._routes, self._patience = read_routes(routes, self._engines), patience
         self._store: Store = MemoryStore() if store is None else SQLiteStore(store) if isinstance(store, str | Path) else store
+        check_bind(host, admin_key)
         self._host, self._port = host, port
         self._tool_format = tool_format
         self._matcher, self._history, self._longest = load_matcher(matching), History(history, realign), longest
@@ -366,7 +322,39 @@ class Gateway:
             reward_rule=reward_rule,
             repeats=repeats,
         )
-        return SessionHandle(sessions, session.row.id, key, self.url, self._longest, self._training)
+        return self._handle(session.row.id, key)
+
+    async def handle(self, session_id: str) -> SessionHandle:
+        """A session that is on record, to look at, reward, finish or drop. Its key is not known any more. Raises NotFound."""
+        await self._running().by_id(session_id)
+        return self._handle(session_id, "")
+
+    def _handle(self, session_id: str, key: str) -> SessionHandle:
+        return SessionHandle(self._running(), session_id, key, self.url, self._longest, self._training)
+
+    async def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> list[Listed | Damaged]:
+        """Those on record, newest first; with `status` only the `open` or `closed` ones. Brings none into memory."""
+        return [listed(entry) for entry in await self._running().entries(limit, offset, status)]
+
+    async def store_stats(self) -> StoreAnswer:
+        return store_answer(await self._running().store_stats())
+
+    async def engines(self) -> PoolsAnswer:
+        """Every pool's state."""
+        return await self._control().list()
+
+    async def pause(
+        self, mode: PauseMode = "abort", *, pool: str = POLICY, seconds: float | None = None, engines: bool = False
+    ) -> PoolAnswer:
+        """As `hold`, and with `engines` the servers are told as well. Raises NotFound for a pool that is not there."""
+        return await self._control().pause(PauseBody(mode=mode, pool=pool, seconds=seconds, engines=engines))
+
+    async def resume(self, *, pool: str = POLICY, engines: bool = False) -> PoolAnswer:
+        return await self._control().resume(ResumeBody(pool=pool, engines=engines))
+
+    def _control(self) -> Engines:
+        self._running()
+        return Engines(self._pools)
 
     async def hold(self, mode: PauseMode = "abort", *, pool: str = POLICY, seconds: float | None = None) -> int:
         """Let no new request through to a pool's engines until `release`; how many still run. `Pool.hold` says what the modes are."""
@@ -387,91 +375,17 @@ class Gateway:
 
     def _pool(self, name: str) -> Pool:
         if not self._pools:
-            raise ConfigError(_NOT_STARTED)
+            raise ConfigError(NOT_STARTED)
         if name not in self._pools:
             raise ConfigError(f"there is no pool {name!r}; there are: {', '.join(self._pools)}")
         return self._pools[name]
 
     def _running(self) -> Sessions:
         if self._sessions is None:
-            raise ConfigError(_NOT_STARTED)
+            raise ConfigError(NOT_STARTED)
         return self._sessions
 
     @staticmethod
     def background(*args: Any, **kwargs: Any) -> BackgroundGateway:
         """The same gateway on a thread with its own loop. Takes the constructor's arguments."""
         return BackgroundGateway(*args, **kwargs)
-
-
-class BackgroundSession:
-    """A SessionHandle for code that is not async."""
-
-    def __init__(self, handle: SessionHandle, owner: BackgroundGateway) -> None:
-        self._handle, self._owner = handle, owner
-        self.id, self.key, self.base_url, self.env = handle.id, handle.key, handle.base_url, handle.env
-
-    def finish(self, reward: float | None = None) -> list[Sample]:
-        return self._owner.call(self._handle.finish(reward))
-
-    def samples(self) -> list[Sample]:
-        return self._owner.call(self._handle.samples())
-
-    def stats(self) -> dict[str, int]:
-        return self._owner.call(self._handle.stats())
-
-
-class BackgroundGateway:
-    """A Gateway whose loop runs on a daemon thread. A plain context manager."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._args, self._kwargs = args, kwargs
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="turnloom-gateway", daemon=True)
-        self._gateway: Gateway | None = None
-
-    @property
-    def url(self) -> str:
-        return self._gateway.url if self._gateway else ""
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the gateway's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def hold(self, mode: PauseMode = "abort", *, pool: str = POLICY, seconds: float | None = None) -> int:
-        return self.call(self._started().hold(mode, pool=pool, seconds=seconds))
-
-    def release(self, *, pool: str = POLICY) -> None:
-        self.call(self._started().release(pool=pool))
-
-    def _started(self) -> Gateway:
-        if self._gateway is None:
-            raise ConfigError(_NOT_STARTED)
-        return self._gateway
-
-    def open_session(self, **options: Any) -> BackgroundSession:
-        """Takes what `Gateway.open_session` takes."""
-        return BackgroundSession(self.call(self._started().open_session(**options)), self)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        try:
-            self._gateway = self.call(self._make())
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    async def _make(self) -> Gateway:
-        return await Gateway(*self._args, **self._kwargs).start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            if self._gateway is not None:
-                self.call(self._gateway.stop())
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

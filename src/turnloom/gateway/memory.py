@@ -65,10 +65,8 @@ class Memory:
         self._idle.pop(session_id, None)
 
     def rested(self, session_id: str) -> None:
-        """It is the last that was used, and the first of all may have to leave for it. One of that id may be in use all the same:
-        it was opened when who rests now was dropped."""
-        session = self._by_id.get(session_id)
-        if session is not None and not session.busy:
+        """It is the last that was used, and the first of all may have to leave for it."""
+        if session_id in self._by_id:
             self._idle[session_id] = self._clock()
             self._idle.move_to_end(session_id)
             while len(self._idle) > self._most:

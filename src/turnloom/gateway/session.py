@@ -11,7 +11,7 @@ from typing import Unpack
 from turnloom.core.records import Pending
 from turnloom.core.retry import Answers, Identity, gone_on
 from turnloom.core.tree import Tree
-from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Origin, Policy, Unrolled, unroll
+from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Policy, Unrolled, unroll
 from turnloom.counters import swallowed
 from turnloom.engine.contract import Capabilities
 from turnloom.engine.pool import worst
@@ -20,8 +20,9 @@ from turnloom.gateway import limits
 from turnloom.gateway.lifecycle import Keeping, Lifecycle, merged
 from turnloom.gateway.live import Live
 from turnloom.gateway.prompt import Prompt
+from turnloom.gateway.samples import credited, origin
 from turnloom.store.contract import SessionRow, Store
-from turnloom.types import AbortOutcome, Message, Outcome, Request, Sample, Sampling, Turn
+from turnloom.types import AbortOutcome, Message, Outcome, Request, Sampling, Turn
 
 log = logging.getLogger("turnloom.gateway")
 
@@ -153,13 +154,7 @@ class Session(Lifecycle):
 
     def unroll(self, longest: Longest = UNLIMITED, policy: Policy = DEFAULT_TRAINING) -> Unrolled:
         """Its samples. One whose lineage earned a reward of its own has that, the others have the session's."""
-        row = self.row
-        unrolled = unroll(self.tree, Origin(row.id, row.rollout, row.group, row.reward, row.metadata), policy, longest)
-        earned = {reward.lineage: merged(row.rewards, reward.lineage, row.reward_rule) for reward in row.rewards if reward.lineage}
-        return replace(unrolled, samples=tuple(self._credited(s, earned) for s in unrolled.samples)) if earned else unrolled
-
-    def _credited(self, sample: Sample, earned: dict[str, float | None]) -> Sample:
-        """Of several rewards on its lineage, the one of the latest turn is its own."""
-        path = self.tree.path(self.tree.node_of[sample.lineage_id])
-        turns = [self.tree.nodes[node].turn for node in reversed(path)]
-        return next((replace(sample, reward=earned[turn]) for turn in turns if turn in earned), sample)
+        unrolled = unroll(self.tree, origin(self.row), policy, longest)
+        rule, rewards = self.row.reward_rule, self.row.rewards
+        earned = {reward.lineage: merged(rewards, reward.lineage, rule) for reward in rewards if reward.lineage}
+        return replace(unrolled, samples=tuple(credited(self.tree, s, earned) for s in unrolled.samples))

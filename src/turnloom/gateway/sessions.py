@@ -206,6 +206,14 @@ class Sessions:
         """As the store lists them, newest first. Nothing is brought into memory."""
         return await self._store.sessions(limit=limit, offset=offset, status=status)
 
+    async def usage(self, session_id: str) -> Usage:
+        """What the store counts of it."""
+        return await self._store.usage(session_id)
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._metrics
+
     async def drop(self, session_id: str) -> None:
         """End its turns, then forget it and them. Goes on to its end when the caller is cancelled. Raises NotFound."""
         await _to_its_end(self._dropped(session_id))
@@ -242,10 +250,14 @@ class Sessions:
                 self.closed(limit)
             return limit
 
+    async def store_stats(self) -> StoreStats:
+        """What the store holds. Raises StoreError."""
+        return await self._store.stats()
+
     async def stats(self) -> StoreStats | None:
         """What the store holds; None where it cannot say."""
         try:
-            return await self._store.stats()
+            return await self.store_stats()
         except StoreError as error:
             swallowed(log, "gateway.stats", "the store does not say what it holds: %s", error)
             return None

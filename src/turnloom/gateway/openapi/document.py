@@ -13,6 +13,7 @@ from turnloom.errors import TurnloomError
 from turnloom.gateway import routes
 from turnloom.gateway.body import MAX_BODY
 from turnloom.gateway.labels import HEADER, LABEL
+from turnloom.gateway.openapi import admin
 from turnloom.gateway.openapi.anthropic import ANTHROPIC
 from turnloom.gateway.openapi.gemini import GEMINI
 from turnloom.gateway.openapi.openai_chat import OPENAI_CHAT
@@ -98,6 +99,8 @@ def _document() -> dict[str, Any]:
         for path, method, operation in _operations():
             paths.setdefault(prefix + path if prefix or path else "/", {})[method] = _placed(operation, prefix)
     paths["/s/{key}/"] = {"get": _placed(_hello("root_slash"), "/s/{key}")}
+    for path, method, operation in admin.operations():
+        paths.setdefault(admin.PREFIX + path, {})[method] = operation
     paths |= {"/healthz": {"get": _HEALTH}, "/metrics": {"get": _METRICS}, "/openapi.json": {"get": _SELF}}
     return {
         "openapi": "3.1.0",
@@ -107,7 +110,11 @@ def _document() -> dict[str, Any]:
             "description": _ABOUT,
         },
         "paths": paths,
-        "components": {"schemas": _schemas(), "responses": _refusals(), "securitySchemes": _SECURITY},
+        "components": {
+            "schemas": {**_schemas(), **admin.schemas()},
+            "responses": _refusals(),
+            "securitySchemes": {**_SECURITY, **admin.SECURITY},
+        },
     }
 
 

@@ -1,0 +1,20 @@
+"""Where a gateway may listen without an admin key of its own: on this machine only."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from turnloom.errors import ConfigError
+
+
+def check_bind(host: str, admin_key: str) -> None:
+    """Raises ConfigError where others could reach the gateway and no admin key was set."""
+    if not admin_key and not loopback(host):
+        raise ConfigError(f"serving on {host or 'all addresses'} needs an admin key of your own: set --admin-key or TURNLOOM_ADMIN_KEY")
+
+
+def loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -214,4 +214,4 @@ async def test_a_key_of_no_session_opens_one_of_its_own_only_where_that_is_wante
         async with b.http.post(b.gateway.url + wire.whole, json=wire.body("x")) as answer:
             assert answer.status == 401
         _, listed = await b.admin("GET", "/sessions")
-        assert sorted(row["turns"] for row in listed["sessions"]) == [0, 1, 2]
+        assert sorted(row["usage"]["turns"] for row in listed["sessions"]) == [0, 1, 2]

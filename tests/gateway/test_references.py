@@ -157,5 +157,6 @@ async def test_references_are_read_after_a_restart(name: str, tmp_path: Path) ->
         async with b.http.post(f"{b.gateway.url}/s/{key}{client.wire.whole}", json=body) as answer:
             assert answer.status == 200
         _, listed = await b.admin("GET", "/sessions")
-        (row,) = [row for row in listed["sessions"] if row["turns"]]
+        (row,) = [row for row in listed["sessions"] if row["usage"]["turns"]]
+        _, row = await b.admin("GET", f"/sessions/{row['id']}")
         assert (row["turns"], row["lineages"], row["forks"]) == (2, 1, {})

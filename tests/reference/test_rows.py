@@ -204,7 +204,7 @@ async def test_r11_open_sessions_gives_each_unknown_key_its_own() -> None:
             async with b.http.post(b.gateway.url + "/v1/messages", json=user("hi"), headers={"x-api-key": key}) as answer:
                 assert answer.status == 200
         _, listed = await b.admin("GET", "/sessions")
-        assert sorted(s["turns"] for s in listed["sessions"]) == [0, 1, 2]
+        assert sorted(s["usage"]["turns"] for s in listed["sessions"]) == [0, 1, 2]
 
 
 async def test_r12_closed_session_503_and_turn_limit_429() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from turnloom.errors import BadRequest
 from turnloom.gateway.body import read_body
@@ -13,6 +13,12 @@ from turnloom.gateway.body import read_body
 
 class AdminModel(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        """JSON has one kind of number: 5.0 is 5."""
+        return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 M = TypeVar("M", bound=AdminModel)

@@ -49,8 +49,10 @@ _REFUSED = {
 @cache
 def schemas() -> dict[str, Schema]:
     """By name: what is read as it may be sent, what is answered as it is written."""
-    modes = [(model, "validation" if model.__name__.endswith("Body") else "serialization", TypeAdapter(model)) for model in _MODELS]
-    _, spelled = TypeAdapter.json_schemas(modes, ref_template=_REF)  # type: ignore[type-var]
+    modes: list[Any] = [
+        (model, "validation" if model.__name__.endswith("Body") else "serialization", TypeAdapter(model)) for model in _MODELS
+    ]
+    _, spelled = TypeAdapter.json_schemas(modes, ref_template=_REF)
     found: dict[str, Schema] = spelled["$defs"]
     return found
 

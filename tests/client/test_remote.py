@@ -16,6 +16,7 @@ from tests.support.gateways import ADMIN, bench, user
 from turnloom import BlockingClient, Client, Gateway
 from turnloom.client import BlockingGatewayClient, GatewayClient
 from turnloom.client.http import refused
+from turnloom.core.unroll import Longest
 from turnloom.errors import ConfigError, GatewayUnavailable, LimitReached, NotFound, StoreError, TurnloomError, Unauthorized
 from turnloom.harness import load_harness
 from turnloom.rollout import RolloutSettings, RolloutStatus, demo_task, run_rollouts
@@ -193,3 +194,12 @@ async def test_an_interrupted_stream_of_samples_is_no_answer(monkeypatch: pytest
         with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)):
             async with b.http.get(f"{b.gateway.url}/api/v1/sessions/{b.handle.id}/samples", headers=head) as answer:
                 await answer.read()
+
+
+@pytest.mark.parametrize("kind", ["in process, async", "remote, async"])
+async def test_samples_are_as_long_and_of_what_the_gateway_was_told(kind: str) -> None:
+    async with side(kind, longest=Longest(20), skip_labels=("aside",)) as one:
+        session = await one.client.open_session()
+        await one.talk(session, "a", "b")
+        (sample,) = await session.samples()
+        assert len(sample.token_ids) == 20

@@ -11,15 +11,14 @@ from turnloom.gateway.admin_bodies import FinishBody, OpenBody, RewardBody
 from turnloom.gateway.admin_body import read_model
 from turnloom.gateway.admin_engines import Engines, PauseBody, ResumeBody
 from turnloom.gateway.admin_sessions import SessionCalls, error_response, json_response
-from turnloom.gateway.sessions import Sessions
 
 __all__ = ["FinishBody", "OpenBody", "RewardBody", "add_routes", "error_response"]
 
 Call = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def add_routes(app: web.Application, sessions: Sessions, pools: Mapping[str, Pool], authorize: Callable[[web.Request], None]) -> None:
-    calls, engines = SessionCalls(sessions), EngineCalls(Engines(pools))
+def add_routes(app: web.Application, calls: SessionCalls, pools: Mapping[str, Pool], authorize: Callable[[web.Request], None]) -> None:
+    engines = EngineCalls(Engines(pools))
     for method, path, call in (
         ("POST", "/sessions", calls.open),
         ("GET", "/sessions", calls.list),

@@ -8,13 +8,14 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 from aiohttp import web
 
-from turnloom.core.unroll import DEFAULT_TRAINING, Longest, Overlong, Training
+from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Overlong, Training
 from turnloom.counters import swallowed
 from turnloom.errors import BadRequest, NotFound, TurnloomError
 from turnloom.export.canonical import to_line
@@ -43,8 +44,10 @@ _TYPES = {"canonical": _LINES, "jsonl": _LINES, "parquet": "application/vnd.apac
 
 
 class SessionCalls:
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, longest: Longest = UNLIMITED, training: Training = DEFAULT_TRAINING) -> None:
+        """`longest` and `training` are what samples are where a call does not say."""
         self._sessions = sessions
+        self._longest, self._training = longest, training
 
     async def open(self, http: web.Request) -> web.Response:
         origin, body = auth.origin(http), await read_model(http, OpenBody)
@@ -96,9 +99,9 @@ class SessionCalls:
         chosen = http.query.get("format", "canonical")
         if chosen not in FORMATS:
             raise BadRequest(f"format: there is no {chosen[:80]!r} here; use one of {', '.join(FORMATS)}")
-        longest = _longest(http)
+        longest = _longest(http, self._longest)
         skip = http.query.getall("skip_label", None)
-        policy = DEFAULT_TRAINING if skip is None else Training(frozenset(filter(None, skip)))
+        policy = self._training if skip is None else replace(self._training, skip=frozenset(filter(None, skip)))
         samples = Snapshot.of(await self._session(http)).samples(longest, policy)
         if _TYPES.get(chosen) == _LINES:
             return await _streamed(http, _pieces(samples), _LINES)
@@ -194,10 +197,10 @@ async def _streamed(
     return response
 
 
-def _longest(http: web.Request) -> Longest:
-    """`max_tokens` and `overlong`, as `turnloom export` takes them."""
-    most = _number(http, "max_tokens", 0, 2**31 - 1, least=2) if "max_tokens" in http.query else None
-    chosen = http.query.get("overlong", Overlong.TRUNCATE)
+def _longest(http: web.Request, default: Longest) -> Longest:
+    """`max_tokens` and `overlong`, as `turnloom export` takes them; else the gateway's own."""
+    most = _number(http, "max_tokens", 0, 2**31 - 1, least=2) if "max_tokens" in http.query else default.max_tokens
+    chosen = http.query.get("overlong", default.overlong)
     if chosen not in list(Overlong):
         raise BadRequest(f"overlong: must be one of {', '.join(Overlong)}")
     return Longest(most, Overlong(chosen))

@@ -203,6 +203,8 @@ class Gateway:
             reading=self._reading,
             labeler=self._labeler,
             routes=self._routes,
+            longest=self._longest,
+            training=self._training,
         ).app()
         install(app, self._request_limits)
         served = server_options(self._request_limits)

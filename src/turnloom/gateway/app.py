@@ -12,10 +12,12 @@ from functools import partial
 from aiohttp import web
 
 from turnloom.core.retry import Intent
+from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Training
 from turnloom.engine.pool import Pool
 from turnloom.errors import BadRequest, NotFound, TurnloomError
 from turnloom.gateway import admin, auth
 from turnloom.gateway import routes as dialect_routes
+from turnloom.gateway.admin_sessions import SessionCalls
 from turnloom.gateway.answer import answer, identified, intent_of, new_turns
 from turnloom.gateway.body import MAX_BODY, read_body
 from turnloom.gateway.labels import Labeler, labelled
@@ -59,6 +61,8 @@ class GatewayApp:
         reading: Reading = DEFAULT_READING,
         labeler: Labeler = recognise,
         routes: Sequence[Route] = (),
+        longest: Longest = UNLIMITED,
+        training: Training = DEFAULT_TRAINING,
     ) -> None:
         self.parts = parts
         self.sessions = sessions
@@ -67,6 +71,7 @@ class GatewayApp:
         self._pools = pools
         self._labeler = labeler
         self._routes = routes
+        self._calls = SessionCalls(sessions, longest, training)
         self._dialects = dialect_routes.make_dialects(reading)
 
     def app(self) -> web.Application:
@@ -88,7 +93,7 @@ class GatewayApp:
         router.add_get("/healthz", self._healthz)
         router.add_get("/metrics", self._metrics)
         router.add_get("/openapi.json", self._openapi)
-        admin.add_routes(app, self.sessions, self._pools, lambda http: auth.require_admin(http, self.admin_key))
+        admin.add_routes(app, self._calls, self._pools, lambda http: auth.require_admin(http, self.admin_key))
         return app
 
     async def _turn(self, dialect: Dialect, http: web.Request) -> web.StreamResponse:

@@ -217,8 +217,8 @@ class Client:
         given = {**headers(rng), "authorization": f"Bearer {ADMIN}"}
         status, _, answer = await self._send(_head(f"/api/v1{path}".replace("ID", self._id), given, raw) + raw)
         if name == "pause":
-            quiet = _head("/api/v1/resume", {"authorization": f"Bearer {ADMIN}"}, b"{}") + b"{}"
-            await self._send(quiet)
+            whole = b'{"engines": true}'
+            await self._send(_head("/api/v1/resume", {"authorization": f"Bearer {ADMIN}"}, whole) + whole)
         if name == "finish":
             self._left = 0
         if status == 417:

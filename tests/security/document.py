@@ -17,7 +17,7 @@ _BEGIN, _END = "<!-- attacks: python -m tests.security.document -->\n", "<!-- en
 
 
 def attacks(path: Path) -> list[tuple[str, str, str]]:
-    """(the test's name, the attack, the answer) of each test of a file. Raises ValueError where a docstring has not these two paragraphs."""
+    """(the test's name, the attack, the answer) of each test. Raises ValueError where a docstring has not these two paragraphs."""
     found = []
     for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):

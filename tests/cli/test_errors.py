@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.conftest import Cli, one_line
 from turnloom.cli import demo
-from turnloom.store.sqlite import held
+from turnloom.store.lock import held
 
 NOWHERE = "http://127.0.0.1:9"
 """The discard port, on which nothing listens."""

@@ -50,7 +50,7 @@ from turnloom.rollout.demo_task import demo_task
 from turnloom.rollout.runner import RolloutSettings, run_rollouts
 from turnloom.rollout.task import Task, load_task
 from turnloom.store.contract import Limits
-from turnloom.store.sqlite import held
+from turnloom.store.lock import held
 from turnloom.types import Sampling
 
 

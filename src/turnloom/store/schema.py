@@ -75,22 +75,31 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 VERSION = len(MIGRATIONS)
 BUSY_TIMEOUT = 10.0
 
+CHECKPOINT_PAGES = 1000
+"""So much of the write-ahead log is written before a commit folds it into the file, as soon as no reader needs what it has."""
 
-def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+WAL_BYTES = 16 * 2**20
+"""What is left of the log when it was folded in, however large a slow reader or a great turn made it."""
+
+
+def connect(path: Path, *, read_only: bool, busy_timeout: float = BUSY_TIMEOUT) -> sqlite3.Connection:
     """A connection to an existing file, checked to be a store. Autocommit; transactions are explicit. Raises StoreError."""
     mode = "ro" if read_only else "rw"
     try:
         connection = sqlite3.connect(
-            f"file:{quote(str(path.absolute()))}?mode={mode}", uri=True, isolation_level=None, timeout=BUSY_TIMEOUT, check_same_thread=False
+            f"file:{quote(str(path.absolute()))}?mode={mode}", uri=True, isolation_level=None, timeout=busy_timeout, check_same_thread=False
         )
     except sqlite3.Error as error:
         raise explain(error, path) from error
+    connection.text_factory = _text
     try:
         _check(connection, path, read_only=read_only)
         if not read_only:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA fullfsync=ON")
+            connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+            connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
     except sqlite3.Error as error:
         connection.close()
         raise explain(error, path) from error
@@ -98,6 +107,11 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _text(data: bytes) -> str:
+    """What is no UTF-8 is damaged, and must not keep its neighbours from being read."""
+    return data.decode("utf-8", "replace")
 
 
 def create(path: Path) -> None:

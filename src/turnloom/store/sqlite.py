@@ -8,21 +8,18 @@ reader's, so the event loop only waits.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import sqlite3
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from turnloom.core.records import Delta
 from turnloom.errors import StoreError
-from turnloom.store import codec, schema
+from turnloom.store import codec, lock, schema
 from turnloom.store.contract import Entry, SessionRow, StoreStats, Usage
+from turnloom.store.readers import Readers
 from turnloom.store.rows import decode_session, encode_session
 from turnloom.store.writer import Writer
 from turnloom.types import Message, Outcome, Turn
@@ -35,13 +32,16 @@ class SQLiteStore:
 
     A read-only store refuses every write with StoreError. `path` must lie on a
     local disk: WAL mode needs shared memory between readers and the writer.
+    `busy_timeout` is how many seconds a write waits for another program that has
+    the file locked.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False, busy_timeout: float = schema.BUSY_TIMEOUT) -> None:
         self.path = Path(path)
         self.read_only = read_only
+        self.busy_timeout = busy_timeout
         self._writer: Writer | None = None
-        self._readers: _Readers | None = None
+        self._readers: Readers | None = None
         self._lock: int | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -50,7 +50,7 @@ class SQLiteStore:
         if self._readers is not None:
             raise StoreError(f"{self.path} is already open")
         connection = None if self.read_only else await asyncio.to_thread(self._open_for_writing)
-        readers = _Readers(self.path)
+        readers = Readers(self.path, busy_timeout=self.busy_timeout)
         try:
             await readers.run(_touch)
         except StoreError:
@@ -64,9 +64,9 @@ class SQLiteStore:
 
     def _open_for_writing(self) -> sqlite3.Connection:
         schema.create(self.path)
-        self._lock = _take_lock(self.path)
+        self._lock = lock.take(self.path)
         try:
-            connection = schema.connect(self.path, read_only=False)
+            connection = schema.connect(self.path, read_only=False, busy_timeout=self.busy_timeout)
             try:
                 schema.migrate(connection, self.path)
                 _interrupt(connection, self.path)
@@ -186,7 +186,7 @@ class SQLiteStore:
                 raise StoreError(f"{self.path}, session {session_id}: {error}") from error
 
         if self._writer is not None and self._closing is None:  # Notes that wait for company are part of them.
-            await self._writer.write(lambda _: None)
+            await self._writer.flush()
         return await self._read(read)
 
     async def close(self) -> None:
@@ -310,70 +310,3 @@ def _one_session(connection: sqlite3.Connection, query: str, value: str) -> Sess
 
 def _touch(connection: sqlite3.Connection) -> None:
     connection.execute("SELECT number FROM sessions LIMIT 1").fetchone()
-
-
-@contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Nobody writes the store meanwhile, which need not exist yet. Raises StoreError where somebody does."""
-    lock = _take_lock(path)
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-def _take_lock(path: Path) -> int:
-    """An advisory lock beside the file, held as long as the descriptor is open; a killed process leaves none behind.
-
-    Not on the file itself: closing a descriptor of it would drop SQLite's own POSIX locks.
-    """
-    lock_path = path.with_name(path.name + ".lock")
-    try:
-        lock = os.open(lock_path, os.O_CREAT | os.O_RDWR, 0o600)
-    except OSError as error:
-        raise StoreError(f"cannot create {lock_path}: {error.strerror}; check the permissions of its directory") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-    except BlockingIOError as error:
-        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
-        os.close(lock)
-        raise StoreError(f"{path} is being written by process {holder or 'unknown'}; stop it, or open the store read-only") from error
-    except OSError as error:
-        os.close(lock)
-        raise StoreError(f"cannot lock {lock_path}: {error.strerror}") from error
-    return lock
-
-
-class _Readers:
-    """A few threads, each with its own read-only connection."""
-
-    def __init__(self, path: Path, threads: int = 2) -> None:
-        self.path = path
-        self.local = threading.local()
-        self.connections: list[sqlite3.Connection] = []
-        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="turnloom-store-reader")
-
-    async def run(self, read: Callable[[sqlite3.Connection], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.pool, self._run, read)
-        except RuntimeError as error:
-            raise StoreError(f"{self.path} is closed") from error
-
-    def _run(self, read: Callable[[sqlite3.Connection], T]) -> T:
-        connection: sqlite3.Connection | None = getattr(self.local, "connection", None)
-        try:
-            if connection is None:
-                connection = self.local.connection = schema.connect(self.path, read_only=True)
-                self.connections.append(connection)
-            return read(connection)
-        except sqlite3.Error as error:
-            raise schema.explain(error, self.path) from error
-        except (UnicodeEncodeError, OverflowError) as error:
-            raise StoreError(f"{self.path}: cannot be looked up: {error}") from error
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self.pool.shutdown)
-        for connection in self.connections:
-            connection.close()

@@ -72,6 +72,13 @@ class Writer:
         if not self.closing:
             self.jobs.put(_Job(work, None))
 
+    async def flush(self) -> None:
+        """Returns when what was handed in before is committed or has failed: who can only read is not kept from it."""
+        try:
+            await self.write(lambda _: None)
+        except StoreError as error:
+            swallowed(logger, "store.flush", "what was noted last may be missing from what is read: %s", error)
+
     def stop(self) -> None:
         """Take no more work; what is queued is still done."""
         if not self.closing:
@@ -124,6 +131,7 @@ class Writer:
 
     def _commit(self, batch: Sequence[_Job]) -> list[StoreError | None]:
         """One transaction for the batch. If it is lost as a whole, one for each, so that only the guilty fail."""
+        self._rollback()  # of a transaction that could not be ended when it failed
         try:
             self.connection.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
@@ -176,7 +184,7 @@ class Writer:
             for job, error in zip(batch, results, strict=True):
                 if job.waiter is None:
                     if error is not None:
-                        swallowed(logger, "store_later", "a note could not be written: %s", error)
+                        swallowed(logger, "store.later", "a note could not be written: %s", error)
                 elif not job.waiter.done():
                     if error is None:
                         job.waiter.set_result(None)

@@ -1,0 +1,26 @@
+"""`kill -9` at random moments, thirty times, under sixteen agents; and the torture finds what it is there to find."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.torture.run import torture
+
+ROUNDS = 30
+
+
+async def test_nothing_is_lost_doubled_or_changed(tmp_path: Path) -> None:
+    report = await torture(tmp_path, rounds=ROUNDS, seed=7)
+    assert report.violations == [], report.lines()
+    assert report.counted["delivered"] > ROUNDS
+    assert report.counted["retries"] > ROUNDS
+    assert report.counted["resumed"] > 0
+    assert report.counted["interrupted"] > 0
+
+
+@pytest.mark.parametrize("sabotage", ["told_before_stored", "every_request_new", "other_logprobs_stored"])
+async def test_an_error_that_is_put_in_is_found(tmp_path: Path, sabotage: str) -> None:
+    report = await torture(tmp_path, rounds=5, seed=3, sabotage=sabotage, longest=1.5)
+    assert report.violations

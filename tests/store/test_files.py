@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from turnloom.errors import StoreError
-from turnloom.store import codec, schema
+from turnloom.store import blobs, codec, schema
 from turnloom.store.contract import Usage
 from turnloom.store.sqlite import SQLiteStore
 from turnloom.types import Sampling
@@ -34,13 +34,16 @@ def old_file(path, version, deltas):
     limits = {"max_turns": None, "max_context": None, "turn_timeout": 600.0}
     body = {"id": "s1", "key_hash": "k", "created": 5.0, "sampling": codec.encode_sampling(Sampling()), "limits": limits, "group": "g"}
     body |= {"rollout": "r", "labels": {}, "metadata": {}, "status": "open", "reward": 0.5}
-    connection.execute("INSERT INTO sessions (id, key_hash, created, status, body) VALUES ('s1', 'k', 5.0, 'open', ?)", (codec.pack(body),))
+    connection.execute("INSERT INTO sessions (id, key_hash, created, status, body) VALUES ('s1', 'k', 5.0, 'open', ?)", (blobs.pack(body),))
     for delta in deltas:
-        outcome, _, nodes, turn, appended, output, logprobs, _ = codec.encode_delta(delta)
+        outcome, _, nodes, turn, appended, output, logprobs, *_ = codec.encode_delta(delta)
         columns = (delta.turn.id, outcome, nodes, turn, appended, output, logprobs)
         connection.execute(
             "INSERT INTO deltas (session, turn, outcome, nodes, body, appended, output, logprobs) VALUES (1, ?, ?, ?, ?, ?, ?, ?)", columns
         )
+    if version >= 3:
+        counted = f"SELECT count(*), sum(length(output)) / 4, sum({schema.SIZE}), 5.0 FROM deltas"
+        connection.execute(f"UPDATE sessions SET (turns, tokens, bytes, touched) = ({counted})")
     connection.commit()
     connection.close()
     return sum(len(part) for delta in deltas for part in codec.encode_delta(delta) if isinstance(part, bytes))
@@ -48,7 +51,7 @@ def old_file(path, version, deltas):
 
 @pytest.mark.parametrize("version", range(1, schema.VERSION))
 async def test_a_file_of_an_older_schema_is_brought_up_to_date(path, delta, version):
-    """Its turns say nothing of aborts, and nobody counted them."""
+    """Its turns say nothing of aborts, nobody counted them, and they have no checksums."""
     size = old_file(path, version, [delta("t1"), delta("t2", tokens=5)])
     with pytest.raises(StoreError, match=f"older schema {version}"):
         await SQLiteStore(path, read_only=True).open()

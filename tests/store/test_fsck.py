@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +17,15 @@ import pytest
 
 from tests.support.gateways import bench, follow, user
 from turnloom.errors import StoreError
-from turnloom.store import codec
+from turnloom.store import blobs
 from turnloom.store.fsck import check
 from turnloom.store.rows import decode_session, encode_session
 
 SESSIONS, TURNS = 3, 3
 
 
-@pytest.fixture
-async def path(tmp_path: Path) -> Path:
-    """Sessions of some turns each, as a gateway wrote them."""
-    path = tmp_path / "s.db"
+async def written(path: Path) -> None:
+    """Sessions of some turns each, by a gateway."""
     async with bench(lambda body, index: f"reply number {index}", store=path) as b:
         for number in range(SESSIONS):
             b.handle = await b.gateway.open_session(id=f"s{number}")
@@ -33,17 +34,31 @@ async def path(tmp_path: Path) -> Path:
                 body = follow(body, (await b.post(body)).body, f"more {turn}")
     with sqlite3.connect(path) as connection:
         connection.execute("DELETE FROM sessions WHERE id NOT LIKE 's_'")  # the one that comes with the bench
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "s.db"
+    asyncio.run(written(path))
     return path
 
 
-def change(path: Path, *statements: str, values: tuple[Any, ...] = ()) -> None:
+@pytest.fixture
+def path(whole: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copy(whole, tmp_path / "s.db"))
+
+
+def change(path: Path, *statements: str, known: bool = True) -> None:
+    """`known`: what was changed has no checksum that would tell, as in files of old."""
     connection = sqlite3.connect(path)
-    for statement in statements:
-        connection.execute(statement, values if "?" in statement else ())
+    for statement in (*statements, *(NO_CRC if known else ())):
+        connection.execute(statement)
     connection.commit()
     connection.close()
 
 
+NO_CRC = ("UPDATE sessions SET crc = NULL", "UPDATE deltas SET crc = NULL")
 OWNER = "(SELECT number FROM sessions WHERE id = 's1')"
 SECOND = f"(SELECT number FROM deltas WHERE session = {OWNER} ORDER BY number LIMIT 1 OFFSET 1)"
 
@@ -52,9 +67,9 @@ def body_changed(path: Path, **fields: Any) -> None:
     """The second turn of the second session, with other words of itself."""
     connection = sqlite3.connect(path)
     (body,) = connection.execute(f"SELECT body FROM deltas WHERE number = {SECOND}").fetchone()
-    said = codec.unpack(body)
+    said = blobs.unpack(body)
     known = {name: value(said) if callable(value) else value for name, value in fields.items()}
-    connection.execute(f"UPDATE deltas SET body = ? WHERE number = {SECOND}", (codec.pack(said | known),))
+    connection.execute(f"UPDATE deltas SET body = ?, crc = NULL WHERE number = {SECOND}", (blobs.pack(said | known),))
     connection.commit()
     connection.close()
 
@@ -63,7 +78,7 @@ def row_changed(path: Path) -> None:
     connection = sqlite3.connect(path)
     (body,) = connection.execute("SELECT body FROM sessions WHERE id = 's1'").fetchone()
     row = decode_session(body)
-    connection.execute("UPDATE sessions SET body = ? WHERE id = 's1'", (encode_session(row).replace(b"s1", b"s9"),))
+    connection.execute("UPDATE sessions SET body = ?, crc = NULL WHERE id = 's1'", (encode_session(row).replace(b"s1", b"s9"),))
     connection.commit()
     connection.close()
 
@@ -75,8 +90,18 @@ def test_what_gateways_write_is_clean(path: Path) -> None:
     assert report.tokens > report.turns
 
 
+def last_byte(path: Path, table: str, column: str) -> None:
+    """Another one at the end of a column, in the second session or its second turn."""
+    where = "id = 's1'" if table == "sessions" else f"number = {SECOND}"
+    other = f"CAST(substr({column}, 1, length({column}) - 1) || x'07' AS BLOB)"
+    change(path, f"UPDATE {table} SET {column} = {other} WHERE {where}", known=False)
+
+
+COLUMNS = [("sessions", "body"), *(("deltas", column) for column in ("nodes", "body", "appended", "output", "logprobs"))]
+
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a session's row": (lambda p: change(p, "UPDATE sessions SET body = x'01ff' WHERE id = 's1'"), "a stored body is damaged"),
+    **{f"a byte of {t} {c}": (partial(last_byte, table=t, column=c), "by its checksum, what was written") for t, c in COLUMNS},
+    "a session's words": (lambda p: change(p, "UPDATE sessions SET body = x'01ff' WHERE id = 's1'"), "a stored body is damaged"),
     "a session's row of another": (row_changed, "in its row"),
     "a status": (lambda p: change(p, "UPDATE sessions SET status = 'closed' WHERE id = 's1'"), "its status is 'closed' in the table"),
     "a turn's words": (lambda p: change(p, f"UPDATE deltas SET body = x'0000' WHERE number = {SECOND}"), "damaged"),
@@ -124,7 +149,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_found_where_it_is_and_hides_no_other(path: Path, kind: str) -> None:
     damage, words = DAMAGE[kind]
-    change(path, "UPDATE sessions SET bytes = 1 WHERE id = 's2'")
+    change(path, "UPDATE sessions SET bytes = 1 WHERE id = 's2'", known=False)
     damage(path)
     report = check(path)
     assert any(words in problem.what for problem in report.problems), report.problems

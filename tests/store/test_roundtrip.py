@@ -8,13 +8,14 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnloom.core.credit import Reward, RewardRule
 from turnloom.core.records import Delta, Node
 from turnloom.errors import StoreError
-from turnloom.store import codec
+from turnloom.store import blobs, codec
 from turnloom.store.contract import Limits, Repeats, SessionRow
 from turnloom.store.memory import MemoryStore
 from turnloom.store.rows import decode_session, encode_session
@@ -181,15 +182,15 @@ def test_calls_and_forks_stored_without_the_later_fields_still_load():
 
 def test_rows_of_an_earlier_version_still_load(delta):
     """They had references within reasoning, three fields of a tool, no label and no schema, and nothing of their engines."""
-    outcome, abort, _, turn, *columns = codec.encode_delta(delta())
+    outcome, abort, _, turn, *columns, _ = codec.encode_delta(delta())
     said = {"role": "assistant", "parts": [{"type": "reasoning", "text": "hm", "ref": "t0"}, {"type": "text", "text": "hi"}]}
     head = {"id": 0, "parent": None, "message": None, "tools": [["ls", "List", "{}"]], "turn": None}
     old_nodes = [head, {"id": 1, "parent": 0, "message": said, "tools": [], "turn": "t1"}]
-    old_turn = codec.unpack(turn)
+    old_turn = blobs.unpack(turn)
     del old_turn["label"], old_turn["sampling"]["json_schema"]
     for name in ("pool", "pieces", "surplus", "cached_tokens", "fingerprint", "idempotency", "choice", "reasoning_open"):
         del old_turn[name]
-    read = codec.decode_delta((outcome, abort, codec.pack(old_nodes), codec.pack(old_turn), *columns))
+    read = codec.decode_delta((outcome, abort, blobs.pack(old_nodes), blobs.pack(old_turn), *columns, None))
     assert read.nodes == (
         Node(0, None, tools=(Tool("ls", "List", "{}"),)),
         Node(1, 0, Message("assistant", (Reasoning("hm"), Text("hi"))), turn="t1"),
@@ -202,50 +203,110 @@ def test_rows_of_an_earlier_version_still_load(delta):
 def test_a_session_of_an_earlier_version_still_loads(reward):
     """It had one reward or none, three limits, and nothing of how it ended."""
     now = SessionRow("s1", "k", 3.0, Sampling(), Limits(max_turns=2), group="g", status="closed")
-    old = codec.unpack(encode_session(now))
+    old = blobs.unpack(encode_session(now))
     for name in ("rewards", "reward_rule", "repeats", "ended", "reached"):
         del old[name]
     old["limits"] = {"max_turns": 2, "max_context": None, "turn_timeout": 600.0}
-    read = decode_session(codec.pack(old | {"reward": reward}))
+    read = decode_session(blobs.pack(old | {"reward": reward}))
     assert read.reward == reward
     assert replace(read, rewards=()) == now
 
 
 def test_two_lone_surrogates_do_not_become_one_character():
-    assert codec.unpack(codec.pack("\ud83d\ude00")) == "\ud83d\ude00" != "😀"
+    assert blobs.unpack(blobs.pack("\ud83d\ude00")) == "\ud83d\ude00" != "😀"
 
 
 def test_every_bit_of_a_nan_logprob_is_kept():
     column = np.array([0x7FC00001, 0xFFC00000], dtype=np.uint32).view(np.float32)
-    assert codec.unpack_floats(codec.pack_floats(column)).tobytes() == column.tobytes()
+    assert blobs.unpack_floats(blobs.pack_floats(column)).tobytes() == column.tobytes()
 
 
 def test_token_columns_are_little_endian():
-    assert codec.pack_ids(ids([1, 256])) == b"\x01\x00\x00\x00\x00\x01\x00\x00"
+    assert blobs.pack_ids(ids([1, 256])) == b"\x01\x00\x00\x00\x00\x01\x00\x00"
 
 
 def test_a_large_body_is_compressed_and_a_small_one_is_not():
-    assert codec.pack("a")[:1] == codec.PLAIN
-    packed = codec.pack("a" * 10_000)
-    assert packed[:1] == codec.ZSTD
+    assert blobs.pack("a")[:1] == blobs.PLAIN
+    packed = blobs.pack("a" * 10_000)
+    assert packed[:1] == blobs.ZSTD
     assert len(packed) < 200
 
 
 @pytest.mark.parametrize("data", [b"", b"\x07{}", b"\x00{", b"\x01not zstd", b"\x00\xff"])
 def test_damaged_bodies_are_a_store_error(data):
     with pytest.raises(StoreError, match="damaged"):
-        codec.unpack(data)
+        blobs.unpack(data)
 
 
-@pytest.mark.parametrize("change", [(0, "gone"), (2, codec.pack([{}])), (3, codec.pack([])), (4, b"\x00"), (5, b"\x00" * 5)])
+@pytest.mark.parametrize("change", [(0, "gone"), (2, blobs.pack([{}])), (3, blobs.pack([])), (4, b"\x00"), (5, b"\x00" * 5), (6, None)])
 def test_damaged_columns_are_a_store_error(change, delta):
-    columns = list(codec.encode_delta(delta()))
+    columns = [*codec.encode_delta(delta())[:-1], None]
     position, value = change
     columns[position] = value
     with pytest.raises(StoreError, match="damaged"):
         codec.decode_delta(tuple(columns))
 
 
+@pytest.mark.parametrize("position", range(2, 7))
+def test_one_bit_is_missed_in_every_column(position, delta):
+    columns = list(codec.encode_delta(delta()))
+    columns[position] = columns[position][:-1] + bytes([columns[position][-1] ^ 1])
+    with pytest.raises(StoreError, match=r"damaged: .*checksum"):
+        codec.decode_delta(tuple(columns))
+
+
+def test_one_bit_is_missed_in_a_session():
+    body = encode_session(SessionRow("s1", "k", 3.0, Sampling(), Limits(), rewards=(Reward(0.5),)))
+    changed = body.replace(b"0.5", b"0.4")
+    assert decode_session(changed).reward == 0.4
+    with pytest.raises(StoreError, match=r"damaged: .*checksum"):
+        decode_session(changed, blobs.crc(body))
+
+
+WRONG = [
+    ("index", "1"),
+    ("index", True),
+    ("base", 3),
+    ("started", None),
+    ("ended", 10**400),
+    ("escaped", 0.5),
+    ("versions", [["v", 0, "3"]]),
+]
+WRONG += [("model", ["m"]), ("calls", [["ok", "ls", "", 0, 1, None, 2]]), ("finish", ["stop", [], ""]), ("pieces", [[0, {}, ""]])]
+
+
+@pytest.mark.parametrize(("field", "value"), WRONG)
+def test_a_turn_whose_field_is_of_another_type_is_damaged(delta, field, value):
+    columns = list(codec.encode_delta(delta()))
+    columns[3], columns[-1] = blobs.pack(blobs.unpack(columns[3]) | {field: value}), None
+    with pytest.raises(StoreError, match=f"damaged: ValueError: its {field} cannot be"):
+        codec.decode_delta(tuple(columns))
+
+
+@pytest.mark.parametrize("field", [{"reward_rule": "first"}, {"labels": {"a": 1}}, {"limits": {"ttl": "3"}}, {"rewards": [["1", 0, ""]]}])
+def test_a_session_whose_field_is_of_another_type_is_damaged(field):
+    said = blobs.unpack(encode_session(SessionRow("s1", "k", 3.0, Sampling(), Limits())))
+    with pytest.raises(StoreError, match=f"damaged: ValueError: its {next(iter(field))} cannot be"):
+        decode_session(blobs.pack(said | field))
+
+
+def test_no_more_is_decompressed_than_a_body_can_have(monkeypatch):
+    monkeypatch.setattr(blobs, "LARGEST", 5000)
+    declared = zstandard.compress(b" " * 4999 + b"[]")
+    streamed = zstandard.ZstdCompressor(write_content_size=False).compress(b"[]" + b" " * 400)
+    for bomb, words in ((declared, "it has 5001 bytes"), (streamed, "does not say how long")):
+        with pytest.raises(StoreError, match=words):
+            blobs.unpack(blobs.ZSTD + bomb)
+    assert blobs.unpack(blobs.ZSTD + zstandard.compress(b" " * 4998 + b"[]")) == []
+
+
+def test_no_more_is_written_than_is_read(monkeypatch):
+    monkeypatch.setattr(blobs, "LARGEST", 5000)
+    assert blobs.unpack(blobs.pack("a" * 4998)) == "a" * 4998
+    with pytest.raises(StoreError, match="5001 bytes as JSON, and 5000 is the most"):
+        blobs.pack("a" * 4999)
+
+
 def test_a_damaged_session_is_a_store_error():
     with pytest.raises(StoreError, match="damaged"):
-        decode_session(codec.pack({"id": "s1"}))
+        decode_session(blobs.pack({"id": "s1"}))

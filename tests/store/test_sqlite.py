@@ -337,5 +337,5 @@ async def test_a_damaged_turn_is_a_store_error(sqlite_store, row, delta):
     await sqlite_store.put_session(row())
     await sqlite_store.append("s1", delta())
     await sqlite_store._writer.write(lambda c: c.execute("UPDATE deltas SET output = x'00'") and None)
-    with pytest.raises(StoreError, match="session s1: a stored token column is damaged"):
+    with pytest.raises(StoreError, match="session s1: a stored turn is damaged"):
         await sqlite_store.deltas("s1")

@@ -1,27 +1,21 @@
 """Records as bytes and back, losslessly. Pure: no IO, no clock, and never pickle.
 
-Everything but token columns is JSON. The JSON text is UTF-8 with surrogates
-passed through, because what a model or a client wrote may hold lone surrogates
-and escaping would join two of them into another character. NaN and infinities
-use the spellings of Python's json. Token columns are little-endian int32, or
-float32 with every NaN payload kept.
+Everything but token columns is JSON; `blobs` says how both are spelled.
 
 Decoders raise StoreError for bytes that no encoder here wrote.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import zstandard
 
 from turnloom.core.records import Delta, Node
 from turnloom.errors import StoreError
+from turnloom.store.blobs import Json, check_column, check_crc, crc, pack, pack_floats, pack_ids, unpack, unpack_floats, unpack_ids
+from turnloom.store.typed import check_types
 from turnloom.types import (
     CallRecord,
     CallStatus,
@@ -44,76 +38,6 @@ from turnloom.types import (
     Turn,
     VersionSpan,
 )
-
-Json = Any
-"""What json.loads returns."""
-
-COMPRESS_FROM = 512
-"""Bodies of more bytes than this are compressed."""
-
-PLAIN, ZSTD = b"\x00", b"\x01"
-
-
-# Bytes
-
-
-def pack(value: Json) -> bytes:
-    """One flag byte, then JSON, compressed with zstd when that is worth it. Raises StoreError if it is not JSON."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"cannot be stored as JSON: {error}") from error
-    data = text.encode("utf-8", "surrogatepass")
-    return ZSTD + zstandard.compress(data) if len(data) > COMPRESS_FROM else PLAIN + data
-
-
-def unpack(data: bytes) -> Json:
-    flag, body = data[:1], data[1:]
-    try:
-        if flag == ZSTD:
-            body = zstandard.decompress(body)
-        elif flag != PLAIN:
-            raise ValueError(f"unknown flag {flag!r}")
-        return json.loads(body.decode("utf-8", "surrogatepass"))
-    except (zstandard.ZstdError, ValueError, RecursionError) as error:
-        raise StoreError(f"a stored body is damaged: {error}") from error
-
-
-def pack_ids(column: IntArray) -> bytes:
-    return _pack_column(column, np.dtype(np.int32), "<i4")
-
-
-def unpack_ids(data: bytes) -> IntArray:
-    """A read-only int32 array."""
-    return _unpack_column(data, np.dtype(np.int32), "<i4")
-
-
-def pack_floats(column: FloatArray) -> bytes:
-    return _pack_column(column, np.dtype(np.float32), "<f4")
-
-
-def unpack_floats(data: bytes) -> FloatArray:
-    """A read-only float32 array."""
-    return _unpack_column(data, np.dtype(np.float32), "<f4")
-
-
-def _pack_column(column: npt.NDArray[Any], native: np.dtype[Any], stored: str) -> bytes:
-    _check_column(column, native)
-    return column.astype(stored, copy=False).tobytes()
-
-
-def _check_column(column: npt.NDArray[Any], native: np.dtype[Any]) -> None:
-    if column.dtype != native or column.ndim != 1:
-        raise StoreError(f"a token column must be one-dimensional {native}, not {column.ndim}-dimensional {column.dtype}")
-
-
-def _unpack_column(data: bytes, native: np.dtype[Any], stored: str) -> npt.NDArray[Any]:
-    if len(data) % 4:
-        raise StoreError(f"a stored token column is damaged: {len(data)} bytes is no whole number of tokens")
-    array = np.frombuffer(data, dtype=stored).astype(native, copy=False)
-    array.flags.writeable = False
-    return array
-
 
 # Messages and tools
 
@@ -190,7 +114,10 @@ def encode_nodes(nodes: Sequence[Node]) -> bytes:
 
 def decode_nodes(data: bytes) -> tuple[Node, ...]:
     try:
-        return tuple(decode_node(node) for node in unpack(data))
+        nodes = tuple(decode_node(node) for node in unpack(data))
+        for node in nodes:
+            check_types(node)
+        return nodes
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"a stored turn's messages are damaged: {type(error).__name__}: {error}") from error
 
@@ -348,16 +275,16 @@ def decode_turn(data: Json, columns: Amended, appended: IntArray, output: IntArr
 # Deltas
 
 
-DeltaColumns = tuple[str, str, bytes, bytes, bytes, bytes, bytes, int]
-"""outcome, abort, nodes, turn, appended, output, logprobs, acknowledged: one stored delta."""
+DeltaColumns = tuple[str, str, bytes, bytes, bytes, bytes, bytes, int, int | None]
+"""outcome, abort, nodes, turn, appended, output, logprobs, acknowledged, and the CRC of the bytes: one stored delta."""
 
 
 def check_delta(delta: Delta) -> None:
     """Raises StoreError for token columns that could not be read back equal, or that do not fit together."""
     turn = delta.turn
-    _check_column(turn.appended, np.dtype(np.int32))
-    _check_column(turn.output, np.dtype(np.int32))
-    _check_column(turn.logprobs, np.dtype(np.float32))
+    check_column(turn.appended, np.dtype(np.int32))
+    check_column(turn.output, np.dtype(np.int32))
+    check_column(turn.logprobs, np.dtype(np.float32))
     if len(turn.output) != len(turn.logprobs):
         raise StoreError(f"turn {turn.id}: {len(turn.output)} sampled ids but {len(turn.logprobs)} logprobs")
 
@@ -366,23 +293,25 @@ def encode_delta(delta: Delta) -> DeltaColumns:
     """Raises StoreError as `check_delta` and `pack` do."""
     turn = delta.turn
     check_delta(delta)
-    return (
-        str(turn.outcome),
-        turn.abort,
+    written = (
         encode_nodes(delta.nodes),
         pack(encode_turn(turn)),
         pack_ids(turn.appended),
         pack_ids(turn.output),
         pack_floats(turn.logprobs),
-        int(turn.acknowledged),
     )
+    return (str(turn.outcome), turn.abort, *written, int(turn.acknowledged), crc(*written))
 
 
 def decode_delta(columns: DeltaColumns) -> Delta:
-    outcome, abort, nodes, turn, appended, output, logprobs, acknowledged = columns
+    """Raises StoreError."""
+    outcome, abort, *written, acknowledged, known = columns
+    nodes, turn, appended, output, logprobs = written
     amended = (outcome, abort, acknowledged)
     try:
+        check_crc(known, *written)
         decoded = decode_turn(unpack(turn), amended, unpack_ids(appended), unpack_ids(output), unpack_floats(logprobs))
+        check_types(decoded)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"a stored turn is damaged: {type(error).__name__}: {error}") from error
     return Delta(decode_nodes(nodes), decoded)

@@ -77,11 +77,11 @@ def _strays(connection: sqlite3.Connection, report: Report) -> Iterator[Problem]
 
 
 def _sessions(connection: sqlite3.Connection, report: Report) -> Iterator[Problem]:
-    columns = "number, id, key_hash, status, body, turns, tokens, bytes, touched, interrupted"
-    for number, session_id, key_hash, status, body, *usage in connection.execute(f"SELECT {columns} FROM sessions ORDER BY number"):
+    columns = "number, CAST(id AS TEXT), key_hash, status, body, crc, turns, tokens, bytes, touched, interrupted"
+    for number, session_id, key_hash, status, body, crc, *usage in connection.execute(f"SELECT {columns} FROM sessions ORDER BY number"):
         report.sessions += 1
         try:
-            row = decode_session(body)
+            row = decode_session(body, crc)
         except StoreError as error:
             yield Problem(str(error), DROP, session_id)
         else:
@@ -102,12 +102,11 @@ def _turns(connection: sqlite3.Connection, number: int, session_id: str, usage: 
     tree = Tree()
     turns = tokens = size = 0
     whole = True
-    query = (
-        f"SELECT turn, {schema.SIZE}, outcome, abort, nodes, body, appended, output, logprobs, acknowledged"
-        " FROM deltas WHERE session = ? ORDER BY number"
-    )
-    for turn_id, length, *columns in connection.execute(query, (number,)):
-        turns, size, tokens = turns + 1, size + length, tokens + len(columns[5]) // 4
+    said = f"CAST(turn AS TEXT), {schema.SIZE}, length(output)"
+    stored = "outcome, abort, nodes, body, appended, output, logprobs, acknowledged, crc"
+    query = f"SELECT {said}, {stored} FROM deltas WHERE session = ? ORDER BY number"
+    for turn_id, length, sampled, *columns in connection.execute(query, (number,)):
+        turns, size, tokens = turns + 1, size + (length or 0), tokens + (sampled or 0) // 4
         try:
             delta = codec.decode_delta(columns)
         except StoreError as error:

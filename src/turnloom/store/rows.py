@@ -7,8 +7,10 @@ from typing import Any
 
 from turnloom.core.credit import Reward
 from turnloom.errors import StoreError
-from turnloom.store.codec import decode_sampling, encode_sampling, pack, unpack
+from turnloom.store.blobs import check_crc, pack, unpack
+from turnloom.store.codec import decode_sampling, encode_sampling
 from turnloom.store.contract import Limits, SessionRow
+from turnloom.store.typed import check_types
 
 
 def encode_session(row: SessionRow) -> bytes:
@@ -34,10 +36,11 @@ def encode_session(row: SessionRow) -> bytes:
     )
 
 
-def decode_session(body: bytes) -> SessionRow:
-    """Raises StoreError for bytes that no version of `encode_session` wrote."""
-    data = unpack(body)
+def decode_session(body: bytes, known: int | None = None) -> SessionRow:
+    """`known` is the CRC that was stored with it, None where none was. Raises StoreError for what no `encode_session` wrote."""
     try:
+        check_crc(known, body)
+        data = unpack(body)
         fields = {
             **data,
             "sampling": decode_sampling(data["sampling"]),
@@ -46,9 +49,11 @@ def decode_session(body: bytes) -> SessionRow:
             "reached": tuple(data.get("reached", ())),
         }
         fields.pop("reward", None)
-        return SessionRow(**fields)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        row = SessionRow(**fields)
+        check_types(row)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StoreError(f"a stored session is damaged: {type(error).__name__}: {error}") from error
+    return row
 
 
 def _rewards(data: Any) -> tuple[Reward, ...]:

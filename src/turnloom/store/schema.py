@@ -1,10 +1,11 @@
 """The SQLite file: its tables, its migrations, how it is opened, and what its errors mean.
 
 One row per session, with what its turns add up to, and one row per delta, in the
-order appended. Token columns are blobs; bodies are what `codec.pack` wrote. `begun`
-has the turns that are being made: those left in it by a killed process were
-interrupted. `application_id` says that a file
-is ours and `user_version` which schema it has.
+order appended. Token columns are blobs; bodies are what `codec.pack` wrote, and
+`crc` is of both, NULL in rows that were written before there was one. `begun` has
+the turns that are being made: those left in it by a killed process were
+interrupted. `application_id` says that a file is ours and `user_version` which
+schema it has.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (session, turn)
         ) STRICT, WITHOUT ROWID""",
     ),
+    ("ALTER TABLE sessions ADD COLUMN crc INTEGER", "ALTER TABLE deltas ADD COLUMN crc INTEGER"),
 )
 """MIGRATIONS[n] brings a file from version n to n + 1."""
 

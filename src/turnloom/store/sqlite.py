@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from turnloom.core.records import Delta
 from turnloom.errors import StoreError
 from turnloom.store import codec, lock, schema
+from turnloom.store.blobs import crc
 from turnloom.store.contract import Entry, SessionRow, StoreStats, Usage
 from turnloom.store.readers import Readers
 from turnloom.store.rows import decode_session, encode_session
@@ -83,7 +84,7 @@ class SQLiteStore:
         expires = None if limits.ttl is None else row.created + limits.ttl
 
         def work(connection: sqlite3.Connection) -> None:
-            values = (row.id, row.key_hash, row.created, row.status, body, row.created, expires, limits.idle_timeout)
+            values = (row.id, row.key_hash, row.created, row.status, body, crc(body), row.created, expires, limits.idle_timeout)
             try:
                 connection.execute(PUT_SESSION, values)
             except sqlite3.IntegrityError as error:
@@ -145,13 +146,13 @@ class SQLiteStore:
         await self._write(work)
 
     async def session(self, session_id: str) -> SessionRow | None:
-        return await self._read(lambda c: _one_session(c, "SELECT body FROM sessions WHERE id = ?", session_id))
+        return await self._read(lambda c: _one_session(c, "SELECT body, crc FROM sessions WHERE id = ?", session_id))
 
     async def session_by_key(self, key_hash: str) -> SessionRow | None:
         """None for an empty hash: a session without a key is opened by none."""
         if not key_hash:
             return None
-        return await self._read(lambda c: _one_session(c, "SELECT body FROM sessions WHERE key_hash = ? AND key_hash != ''", key_hash))
+        return await self._read(lambda c: _one_session(c, "SELECT body, crc FROM sessions WHERE key_hash = ? AND key_hash != ''", key_hash))
 
     async def usage(self, session_id: str) -> Usage:
         """Zero for an unknown session."""
@@ -231,29 +232,29 @@ class SQLiteStore:
 
 
 PUT_SESSION = """
-INSERT INTO sessions (id, key_hash, created, status, body, touched, expires, idle) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO sessions (id, key_hash, created, status, body, crc, touched, expires, idle) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET key_hash = excluded.key_hash, created = excluded.created, status = excluded.status, body = excluded.body,
-expires = excluded.expires, idle = excluded.idle
+crc = excluded.crc, expires = excluded.expires, idle = excluded.idle
 """
 BEGIN_TURN = "INSERT OR IGNORE INTO begun (session, turn, started) SELECT number, ?, ? FROM sessions WHERE id = ?"
 CANCEL_TURN = "DELETE FROM begun WHERE turn = ? AND session = (SELECT number FROM sessions WHERE id = ?)"
 APPEND = """
-INSERT INTO deltas (session, turn, outcome, abort, nodes, body, appended, output, logprobs, acknowledged)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO deltas (session, turn, outcome, abort, nodes, body, appended, output, logprobs, acknowledged, crc)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 COUNT = """
 UPDATE sessions SET turns = turns + ?, tokens = tokens + ?, bytes = bytes + ?, touched = max(touched, ?) WHERE number = ?
 """
 BEFORE = f"SELECT nodes, length(output), {schema.SIZE} FROM deltas WHERE session = ? AND turn = ?"
 REPLACE = """
-UPDATE deltas SET outcome = ?, abort = ?, nodes = ?, body = ?, appended = ?, output = ?, logprobs = ?, acknowledged = ?
+UPDATE deltas SET outcome = ?, abort = ?, nodes = ?, body = ?, appended = ?, output = ?, logprobs = ?, acknowledged = ?, crc = ?
 WHERE session = ? AND turn = ?
 """
 AMEND = "UPDATE deltas SET outcome = coalesce(?, outcome), abort = coalesce(?, abort) WHERE session = ? AND turn = ?"
 ACKNOWLEDGE = "UPDATE deltas SET acknowledged = 1 WHERE turn = ? AND session = (SELECT number FROM sessions WHERE id = ?)"
 USAGE = "turns, tokens, bytes, touched, interrupted"
 SESSIONS = f"""
-SELECT id, body, {USAGE} FROM sessions WHERE status != 'dropped' AND (:status IS NULL OR status = :status)
+SELECT id, body, crc, {USAGE} FROM sessions WHERE status != 'dropped' AND (:status IS NULL OR status = :status)
 ORDER BY created DESC, number DESC LIMIT :limit OFFSET :offset
 """
 EXPIRED = """
@@ -261,7 +262,7 @@ SELECT id, CASE WHEN expires <= :now THEN 'ttl' ELSE 'idle_timeout' END FROM ses
 WHERE status = 'open' AND (expires <= :now OR touched + idle <= :now) ORDER BY number
 """
 DELTAS = """
-SELECT outcome, abort, nodes, deltas.body, appended, output, logprobs, acknowledged FROM deltas
+SELECT outcome, abort, nodes, deltas.body, appended, output, logprobs, acknowledged, deltas.crc FROM deltas
 JOIN sessions ON sessions.number = deltas.session WHERE sessions.id = ? ORDER BY deltas.number
 """
 INTERRUPT = """
@@ -283,9 +284,9 @@ def _interrupt(connection: sqlite3.Connection, path: Path) -> None:
         raise schema.explain(error, path) from error
 
 
-def _entry(session_id: str, body: bytes, *usage: Any) -> Entry:
+def _entry(session_id: str, body: bytes, known: int | None, *usage: Any) -> Entry:
     try:
-        return Entry(session_id, decode_session(body), Usage(*usage))
+        return Entry(session_id, decode_session(body, known), Usage(*usage))
     except StoreError as error:
         return Entry(session_id, None, Usage(*usage), str(error))
 
@@ -305,7 +306,7 @@ def _number(connection: sqlite3.Connection, session_id: str) -> int:
 
 def _one_session(connection: sqlite3.Connection, query: str, value: str) -> SessionRow | None:
     row = connection.execute(query, (value,)).fetchone()
-    return None if row is None else decode_session(row[0])
+    return None if row is None else decode_session(*row)
 
 
 def _touch(connection: sqlite3.Connection) -> None:

@@ -32,8 +32,7 @@ async def written(path: Path) -> None:
             body = user("hi")
             for turn in range(TURNS):
                 body = follow(body, (await b.post(body)).body, f"more {turn}")
-    with sqlite3.connect(path) as connection:
-        connection.execute("DELETE FROM sessions WHERE id NOT LIKE 's_'")  # the one that comes with the bench
+    change(path, "DELETE FROM sessions WHERE id NOT LIKE 's_'", known=False)  # the one that comes with the bench
 
 
 @pytest.fixture(scope="module")

@@ -96,8 +96,11 @@ class Gateways:
             pass
 
 
-async def torture(folder: Path, *, rounds: int, seed: int = 1, sabotage: str = "", longest: float = 0.9) -> Report:
-    """Kill, start again, and in the end look at everything. `sabotage` names an error that is put into each gateway."""
+async def torture(folder: Path, *, rounds: int, seed: int = 1, sabotage: str = "", longest: float = 0.9, patience: float = 120) -> Report:
+    """Kill, start again, and in the end look at everything. `sabotage` names an error that is put into each gateway.
+
+    `patience` is how many seconds the agents have after the last round, `longest` how long a round is at most.
+    """
     began, rng = time.monotonic(), random.Random(seed)
     store, log, tokenizer = folder / "store.db", folder / "engine.jsonl", str(qwen_directory("qwen2.5"))
     engine = await Process.of("tests.torture.engine", "--tokenizer", tokenizer, "--log", str(log), "--seed", str(seed))
@@ -125,17 +128,22 @@ async def torture(folder: Path, *, rounds: int, seed: int = 1, sabotage: str = "
                 await gateways.stop(signal.SIGKILL)
                 await gateways.start()
             stop.set()
-            await asyncio.wait_for(asyncio.gather(*talks), 120)
-            for number, handle in enumerate(handles):
-                await handle.finish(float(number))
+            _, stuck = await asyncio.wait(talks, timeout=patience)
+            for talk in stuck:
+                talk.cancel()
+            if not stuck:
+                await asyncio.gather(*talks)
+                for number, handle in enumerate(handles):
+                    await handle.finish(float(number))
         await gateways.stop(signal.SIGTERM)
     finally:
         await nursery.end()
         await engine.end()
+    lost = [f"{len(stuck)} agents never got their reply"] if stuck else []
     found, counted = await violations(store, log, agents, qwen_tokenizer("qwen2.5"))
     for agent in agents:
         counted += agent.counted
-    return Report(rounds, time.monotonic() - began, counted, found)
+    return Report(rounds, time.monotonic() - began, counted, lost + found)
 
 
 async def _talk(agent: Agent, http: aiohttp.ClientSession, base: str, stop: asyncio.Event) -> None:

@@ -83,7 +83,7 @@ WRAPPED: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "more after it": ("gzip", lambda raw: gzip.compress(raw) + gzip.compress(b"{}")),
     "junk after it": ("zstd", lambda raw: zstandard.ZstdCompressor().compress(raw) + b"junk"),
     "cut off": ("zstd", lambda raw: zstandard.ZstdCompressor().compress(raw)[:-2]),
-    "a huge window": ("zstd", lambda _: b"\x28\xb5\x2f\xfd\x00\xf8\x01\x00\x00"),
+    "a huge window": ("zstd", lambda raw: b"\x28\xb5\x2f\xfd\x00\x88" + (len(raw) << 3 | 1).to_bytes(3, "little") + raw),
     "another's": ("deflate", gzip.compress),
 }
 
@@ -162,6 +162,24 @@ async def test_a_body_of_very_many_values(spoken: Spoken) -> None:
                 assert "more than 2000 JSON values" in error_of(spoken, answer.status, await answer.read())
         async with b.http.post(b.handle.base_url + spoken.path, data=spoken.ask("a, " * 3000)[1]) as answer:
             assert answer.status == 200
+
+
+@every_dialect
+async def test_an_answer_as_long_as_the_question(spoken: Spoken) -> None:
+    """A field that is refused holds megabytes, or many thousand values, to have them back in the answer and in the log.
+
+    An error shows the beginning of what it is about: no message is longer than 1500 characters.
+    """
+    async with bench() as b:
+        long = "x" * 2**20
+        kinds: tuple[Any, ...] = (long, [long] * 3, {long: long}, [[[1] * 100] * 100] * 9)
+        for kind in kinds:
+            body = json.loads(json.dumps(spoken.body("hi")))
+            message = next(body[key] for key in ("messages", "input", "contents") if key in body)[-1]
+            message["role"] = kind
+            status, told = await ask(b, b.handle.base_url, spoken, body)
+            assert status == 400
+            assert 20 < len(told["error"]["message"]) < 1500
 
 
 async def test_metadata_without_end() -> None:

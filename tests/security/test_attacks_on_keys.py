@@ -172,6 +172,20 @@ async def test_what_is_not_the_key(spoken: Spoken) -> None:
         assert not b.engine.requests
 
 
+@every_dialect
+async def test_a_key_without_end(spoken: Spoken) -> None:
+    """Where unknown keys open sessions (`--open-sessions`), a key of thousands of characters is sent, or a control character.
+
+    A key has at most 512 characters, else it is a 401 and opens nothing; a shorter one is only ever hashed.
+    """
+    async with bench(lambda *_: "Yes", open_sessions=True) as b:
+        path, body = spoken.ask("hi")
+        for key, status in (("k" * 513, 401), ("k" * 60_000, 401), ("k" * 512, 200), ("../k\t", 200)):
+            async with b.http.post(b.gateway.url + path, data=body, headers={"x-api-key": key}) as answer:
+                assert answer.status == status
+        assert len((await b.admin("GET", "/sessions"))[1]["sessions"]) == 3
+
+
 async def test_a_key_after_its_session() -> None:
     """An agent goes on with its key after its session was finished, and after it was dropped.
 

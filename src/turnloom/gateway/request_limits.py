@@ -125,8 +125,9 @@ def gate() -> Middleware:
 
 
 def check_headers(http: web.Request, limits: RequestLimits) -> None:
-    """Raises BadRequest, also for a body in a coding that only its end would tell from plain chunks."""
+    """Raises BadRequest, also for a body in another coding than plain chunks, after which no request is read."""
     if http.headers.get("Transfer-Encoding", "chunked").strip().lower() != "chunked":
+        http.protocol.close()
         raise BadRequest("Transfer-Encoding: only chunked is supported")
     if len(http.raw_headers) > limits.headers:
         raise BadRequest(f"the request has {len(http.raw_headers)} headers; at most {limits.headers} are supported")

@@ -229,8 +229,10 @@ class Output:
         """Wait the delay of a chunk; true when the request was aborted meanwhile."""
         if self.reply.delay and not aborted.is_set():
             waiter = asyncio.ensure_future(aborted.wait())
-            await asyncio.wait([waiter], timeout=self.reply.delay)
-            waiter.cancel()
+            try:
+                await asyncio.wait([waiter], timeout=self.reply.delay)
+            finally:
+                waiter.cancel()
         else:
             await asyncio.sleep(0)
         await going.wait()

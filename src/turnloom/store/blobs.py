@@ -32,6 +32,12 @@ LARGEST = 256 * 2**20
 """Bytes of a body's JSON: no more is written, and no more is decompressed, whatever its frame declares."""
 
 
+def damaged(what: str, error: Exception) -> StoreError:
+    """What was stored cannot be read. What is in it may be of any length."""
+    words = str(error)
+    return StoreError(f"a stored {what} damaged: {type(error).__name__}: {words if len(words) <= 200 else words[:200] + '…'}")
+
+
 def pack(value: Json) -> bytes:
     """One flag byte, then JSON, compressed with zstd when that is worth it. Raises StoreError if it is not JSON, or too much of it."""
     try:
@@ -54,7 +60,7 @@ def unpack(data: bytes) -> Json:
             raise ValueError(f"unknown flag {flag!r}")
         return json.loads(body.decode("utf-8", "surrogatepass"))
     except (zstandard.ZstdError, ValueError, RecursionError, TypeError, AttributeError) as error:
-        raise StoreError(f"a stored body is damaged: {error}") from error
+        raise damaged("body is", error) from error
 
 
 def _decompress(body: bytes) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from turnloom.core.records import Delta, Node
 from turnloom.errors import StoreError
-from turnloom.store.blobs import Json, check_column, check_crc, crc, pack, pack_floats, pack_ids, unpack, unpack_floats, unpack_ids
+from turnloom.store.blobs import Json, check_column, check_crc, crc, damaged, pack, pack_floats, pack_ids, unpack, unpack_floats, unpack_ids
 from turnloom.store.typed import check_types
 from turnloom.types import (
     CallRecord,
@@ -119,7 +119,7 @@ def decode_nodes(data: bytes) -> tuple[Node, ...]:
             check_types(node)
         return nodes
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"a stored turn's messages are damaged: {type(error).__name__}: {error}") from error
+        raise damaged("turn's messages are", error) from error
 
 
 def replied(nodes: Sequence[Node], turn_id: str, reply: Message) -> tuple[Node, ...]:
@@ -313,5 +313,5 @@ def decode_delta(columns: DeltaColumns) -> Delta:
         decoded = decode_turn(unpack(turn), amended, unpack_ids(appended), unpack_ids(output), unpack_floats(logprobs))
         check_types(decoded)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"a stored turn is damaged: {type(error).__name__}: {error}") from error
+        raise damaged("turn is", error) from error
     return Delta(decode_nodes(nodes), decoded)

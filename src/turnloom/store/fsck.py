@@ -56,7 +56,7 @@ def check(path: Path) -> Report:
         for part in (_file, _sessions, _strays):
             try:
                 report.problems += part(connection, report)
-            except sqlite3.Error as error:
+            except schema.FAILURES as error:
                 report.problems.append(Problem(f"it cannot be read on: {error}", RECOVER))
     finally:
         connection.close()
@@ -88,7 +88,7 @@ def _sessions(connection: sqlite3.Connection, report: Report) -> Iterator[Proble
             yield from _row(row, session_id, key_hash, status)
         try:
             yield from _turns(connection, number, session_id, Usage(*usage), report)
-        except sqlite3.Error as error:
+        except schema.FAILURES as error:
             yield Problem(f"its turns cannot be read on: {error}", RECOVER, session_id)
 
 

@@ -40,7 +40,7 @@ class Readers:
                 connection = self.local.connection = schema.connect(self.path, read_only=True, busy_timeout=self.busy_timeout)
                 self.connections.append(connection)
             return read(connection)
-        except sqlite3.Error as error:
+        except schema.FAILURES as error:
             raise schema.explain(error, self.path) from error
         except (UnicodeEncodeError, OverflowError) as error:
             raise StoreError(f"{self.path}: cannot be looked up: {error}") from error

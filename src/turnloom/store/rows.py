@@ -6,8 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from turnloom.core.credit import Reward
-from turnloom.errors import StoreError
-from turnloom.store.blobs import check_crc, pack, unpack
+from turnloom.store.blobs import check_crc, damaged, pack, unpack
 from turnloom.store.codec import decode_sampling, encode_sampling
 from turnloom.store.contract import Limits, SessionRow
 from turnloom.store.typed import check_types
@@ -52,7 +51,7 @@ def decode_session(body: bytes, known: int | None = None) -> SessionRow:
         row = SessionRow(**fields)
         check_types(row)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise StoreError(f"a stored session is damaged: {type(error).__name__}: {error}") from error
+        raise damaged("session is", error) from error
     return row
 
 

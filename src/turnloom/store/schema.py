@@ -91,7 +91,7 @@ def connect(path: Path, *, read_only: bool, busy_timeout: float = BUSY_TIMEOUT) 
         connection = sqlite3.connect(
             f"file:{quote(str(path.absolute()))}?mode={mode}", uri=True, isolation_level=None, timeout=busy_timeout, check_same_thread=False
         )
-    except sqlite3.Error as error:
+    except FAILURES as error:
         raise explain(error, path) from error
     connection.text_factory = _text
     try:
@@ -102,7 +102,7 @@ def connect(path: Path, *, read_only: bool, busy_timeout: float = BUSY_TIMEOUT) 
             connection.execute("PRAGMA fullfsync=ON")
             connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
             connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
-    except sqlite3.Error as error:
+    except FAILURES as error:
         connection.close()
         raise explain(error, path) from error
     except StoreError:
@@ -143,7 +143,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={VERSION}")
         connection.execute("COMMIT")
-    except sqlite3.Error as error:
+    except FAILURES as error:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise explain(error, path) from error
@@ -181,8 +181,13 @@ ADVICE = {
 }
 
 
-def explain(error: sqlite3.Error, path: Path) -> StoreError:
+Failure = sqlite3.Error | UnicodeDecodeError
+FAILURES = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises: where its own words quote a damaged file, they may be no UTF-8."""
+
+
+def explain(error: Failure, path: Path) -> StoreError:
     """The StoreError for what SQLite said about the file, with what to do."""
-    name = getattr(error, "sqlite_errorname", "")
+    name = "SQLITE_CORRUPT" if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorname", "")
     advice = next((text for prefix, text in ADVICE.items() if name.startswith(prefix)), None)
     return StoreError(f"{path}: {advice} ({error})" if advice else f"{path}: {error}")

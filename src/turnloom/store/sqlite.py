@@ -278,7 +278,7 @@ def _interrupt(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(INTERRUPT)
         connection.execute("DELETE FROM begun")
         connection.execute("COMMIT")
-    except sqlite3.Error as error:
+    except schema.FAILURES as error:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise schema.explain(error, path) from error

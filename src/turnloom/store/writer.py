@@ -20,7 +20,7 @@ from time import monotonic
 from turnloom.counters import swallowed
 from turnloom.errors import StoreError
 from turnloom.store.metrics import COMMIT_SECONDS
-from turnloom.store.schema import explain
+from turnloom.store.schema import FAILURES, explain
 
 logger = logging.getLogger("turnloom.store")
 
@@ -134,11 +134,11 @@ class Writer:
         self._rollback()  # of a transaction that could not be ended when it failed
         try:
             self.connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as error:
+        except FAILURES as error:
             return [self._error(error)] * len(batch)
         try:
             return self._transaction(batch)
-        except (sqlite3.Error, _TransactionLost) as error:
+        except (*FAILURES, _TransactionLost) as error:
             self._rollback()
             if len(batch) == 1:
                 return [self._error(error.__cause__ if isinstance(error, _TransactionLost) else error)]
@@ -167,13 +167,13 @@ class Writer:
         if self.connection.in_transaction:
             try:
                 self.connection.execute("ROLLBACK")
-            except sqlite3.Error:
+            except FAILURES:
                 logger.exception("%s: a transaction could not be rolled back", self.path)
 
     def _error(self, error: BaseException | None) -> StoreError:
         if isinstance(error, StoreError):
             return error
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, FAILURES):
             return explain(error, self.path)
         if not isinstance(error, UnicodeEncodeError | OverflowError):
             logger.error("%s: unexpected failure of a write", self.path, exc_info=error)

@@ -1,6 +1,6 @@
-"""Forks a `turnloom serve` at each word from its parent, with everything imported already: a gateway starts in a blink.
+"""Forks a `turnloom serve` at each word from its parent, with everything imported and the tokenizer loaded: it starts in a blink.
 
-    python -m tests.torture.nursery
+    python -m tests.torture.nursery TOKENIZER_DIRECTORY
 
 A line of standard input is a JSON object: `words` of the command line, `log` for
 standard error, `seed`, `sabotage`. The child's process id comes on standard output,
@@ -16,6 +16,9 @@ import sys
 
 from tests.torture.sabotage import SABOTAGE, linger
 from turnloom.cli.main import main
+from turnloom.gateway import api
+from turnloom.render.choose import choose_renderer
+from turnloom.tokenizer import load_tokenizer
 
 
 def child(order: dict[str, object]) -> None:
@@ -29,8 +32,10 @@ def child(order: dict[str, object]) -> None:
     main()
 
 
-def nursery() -> None:
-    pid = 0
+def nursery(tokenizer: str) -> None:
+    loaded, pid = load_tokenizer(tokenizer), 0
+    choose_renderer("auto", loaded, today="2026-01-01")  # what renders is imported at the first use of it
+    api.load_tokenizer = lambda *_, **__: loaded
     for line in iter(sys.stdin.readline, ""):
         if not line.strip():
             _, status = os.waitpid(pid, 0)
@@ -47,4 +52,4 @@ def nursery() -> None:
 
 
 if __name__ == "__main__":
-    nursery()
+    nursery(sys.argv[1])

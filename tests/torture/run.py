@@ -104,7 +104,7 @@ async def torture(folder: Path, *, rounds: int, seed: int = 1, sabotage: str = "
     began, rng = time.monotonic(), random.Random(seed)
     store, log, tokenizer = folder / "store.db", folder / "engine.jsonl", str(qwen_directory("qwen2.5"))
     engine = await Process.of("tests.torture.engine", "--tokenizer", tokenizer, "--log", str(log), "--seed", str(seed))
-    nursery = await Process.of("tests.torture.nursery")
+    nursery = await Process.of("tests.torture.nursery", tokenizer)
     try:
         port = _free_port()
         words = ["serve", "--engine", await engine.line(), "--tokenizer", tokenizer, "--store", str(store), "--port", str(port)]

@@ -324,3 +324,12 @@ async def test_a_file_that_was_cut_off_is_refused_and_left_as_it_is(path: Path, 
         with pytest.raises(StoreError, match="damaged: restore it from a backup"):
             await SQLiteStore(path, read_only=read_only).open()
     assert path.read_bytes() == data
+
+
+async def test_a_file_whose_own_names_are_damaged_is_a_store_error(path: Path) -> None:
+    """SQLite quotes them in its error, which is no UTF-8 then."""
+    await sessions_of_large_turns(path, 1)
+    path.write_bytes(path.read_bytes().replace(b"sqlite_autoindex_sessions_1", b"sqlite\xbbautoindex_sessions_1"))
+    for read_only in (False, True):
+        with pytest.raises(StoreError, match="damaged: restore it from a backup"):
+            await SQLiteStore(path, read_only=read_only).open()

@@ -183,7 +183,7 @@ def read_words(rng: Random) -> bytes:
 
 def read_tokens(rng: Random) -> tuple[bytes, bytes]:
     raw = column(rng, STORED[0][rng.randrange(4, 7)])  # type: ignore[arg-type]
-    found = blobs.pack_ids(blobs.unpack_ids(raw)), blobs.pack_floats(blobs.unpack_floats(raw))
+    found = blobs.pack_floats(blobs.unpack_floats(raw)), blobs.pack_ids(blobs.unpack_ids(raw))
     assert found == (raw, raw), "a column is its bytes"
     return found
 

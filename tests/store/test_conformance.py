@@ -143,6 +143,9 @@ async def test_a_delta_with_a_column_of_another_type_is_refused(store, row, delt
     bad = replace(bad, turn=replace(bad.turn, output=np.arange(3, dtype=np.int64)))
     with pytest.raises(StoreError, match="int32"):
         await store.append("s1", bad)
+    bad = replace(bad, turn=replace(delta("t1").turn, output=np.array([1, -1, 2], dtype=np.int32)))
+    with pytest.raises(StoreError, match="never below 0"):
+        await store.append("s1", bad)
     bad = replace(bad, turn=replace(delta("t1").turn, output=delta("t1", tokens=2).turn.output))
     with pytest.raises(StoreError, match="2 sampled ids but 3 logprobs"):
         await store.append("s1", bad)

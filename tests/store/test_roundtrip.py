@@ -238,7 +238,9 @@ def test_damaged_bodies_are_a_store_error(data):
         blobs.unpack(data)
 
 
-@pytest.mark.parametrize("change", [(0, "gone"), (2, blobs.pack([{}])), (3, blobs.pack([])), (4, b"\x00"), (5, b"\x00" * 5), (6, None)])
+@pytest.mark.parametrize(
+    "change", [(0, "gone"), (2, blobs.pack([{}])), (3, blobs.pack([])), (4, b"\x00"), (5, b"\x00" * 5), (5, b"\xff" * 12), (6, None)]
+)
 def test_damaged_columns_are_a_store_error(change, delta):
     columns = [*codec.encode_delta(delta())[:-1], None]
     position, value = change

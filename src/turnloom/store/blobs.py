@@ -86,12 +86,17 @@ def check_crc(known: int | None, *columns: bytes) -> None:
 
 
 def pack_ids(column: IntArray) -> bytes:
+    """Raises StoreError as `check_ids` does."""
+    check_ids(column)
     return _pack_column(column, np.dtype(np.int32), "<i4")
 
 
 def unpack_ids(data: bytes) -> IntArray:
-    """A read-only int32 array."""
-    return _unpack_column(data, np.dtype(np.int32), "<i4")
+    """A read-only int32 array. Raises StoreError."""
+    column = _unpack_column(data, np.dtype(np.int32), "<i4")
+    if (column < 0).any():
+        raise StoreError("a stored token column is damaged: it has an id below 0")
+    return column
 
 
 def pack_floats(column: FloatArray) -> bytes:
@@ -106,6 +111,13 @@ def unpack_floats(data: bytes) -> FloatArray:
 def _pack_column(column: npt.NDArray[Any], native: np.dtype[Any], stored: str) -> bytes:
     check_column(column, native)
     return column.astype(stored, copy=False).tobytes()
+
+
+def check_ids(column: IntArray) -> None:
+    """Raises StoreError for what is no column of token ids."""
+    check_column(column, np.dtype(np.int32))
+    if (column < 0).any():
+        raise StoreError("a token id is never below 0")
 
 
 def check_column(column: npt.NDArray[Any], native: np.dtype[Any]) -> None:

@@ -14,7 +14,20 @@ import numpy as np
 
 from turnloom.core.records import Delta, Node
 from turnloom.errors import StoreError
-from turnloom.store.blobs import Json, check_column, check_crc, crc, damaged, pack, pack_floats, pack_ids, unpack, unpack_floats, unpack_ids
+from turnloom.store.blobs import (
+    Json,
+    check_column,
+    check_crc,
+    check_ids,
+    crc,
+    damaged,
+    pack,
+    pack_floats,
+    pack_ids,
+    unpack,
+    unpack_floats,
+    unpack_ids,
+)
 from turnloom.store.typed import check_types
 from turnloom.types import (
     CallRecord,
@@ -282,8 +295,8 @@ DeltaColumns = tuple[str, str, bytes, bytes, bytes, bytes, bytes, int, int | Non
 def check_delta(delta: Delta) -> None:
     """Raises StoreError for token columns that could not be read back equal, or that do not fit together."""
     turn = delta.turn
-    check_column(turn.appended, np.dtype(np.int32))
-    check_column(turn.output, np.dtype(np.int32))
+    check_ids(turn.appended)
+    check_ids(turn.output)
     check_column(turn.logprobs, np.dtype(np.float32))
     if len(turn.output) != len(turn.logprobs):
         raise StoreError(f"turn {turn.id}: {len(turn.output)} sampled ids but {len(turn.logprobs)} logprobs")

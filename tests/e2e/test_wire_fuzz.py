@@ -335,7 +335,8 @@ async def test_a_reply_that_is_never_read_is_orphaned_in_time(spoken: Spoken, st
     async with bench(engine=engine, tokenizer=qwen_tokenizer("qwen2.5")) as b:
         narrow(b)
         client = await stalled(b, spoken, stream=stream)
-        await until(lambda: not connections(b))
+        session = await b.session()
+        await until(lambda: not connections(b) and not session.live)
         client.leave()
         (turn,) = await turns_of(b)
         assert turn.outcome is Outcome.ORPHANED
@@ -350,7 +351,8 @@ async def test_a_turn_whose_time_is_up_ends_though_nobody_reads(spoken: Spoken, 
     async with bench(engine=engine, tokenizer=qwen_tokenizer("qwen2.5"), session_limits=Limits(turn_timeout=1.0)) as b:
         narrow(b)
         client = await stalled(b, spoken)
-        await until(lambda: not connections(b))
+        session = await b.session()
+        await until(lambda: not connections(b) and not session.live)
         (turn,) = await turns_of(b)
         assert (turn.outcome, turn.error) == (Outcome.ABORTED, "the turn's time was up")
         client.leave()

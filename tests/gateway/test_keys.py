@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateways import Bench, bench
+from tests.support.gateways import Bench, bench, user
 from tests.support.wires import WIRES, Wire
+from turnloom.gateway.sessions import hash_key
 
 HEADERS = {
     "bearer": lambda key: {"Authorization": f"Bearer {key}"},
@@ -215,3 +216,11 @@ async def test_a_key_of_no_session_opens_one_of_its_own_only_where_that_is_wante
             assert answer.status == 401
         _, listed = await b.admin("GET", "/sessions")
         assert sorted(row["usage"]["turns"] for row in listed["sessions"]) == [0, 1, 2]
+
+
+async def test_an_unknown_key_opens_no_session_that_has_another() -> None:
+    """Its session's id can be told from the key, and anybody with the admin key may have taken it."""
+    async with bench(["never"], open_sessions=True) as b:
+        await b.gateway.open_session(id=hash_key("guessed")[:32])
+        async with b.http.post(f"{b.gateway.url}/s/guessed/v1/messages", json=user("hi")) as answer:
+            assert answer.status == 401

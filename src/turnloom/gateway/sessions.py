@@ -171,7 +171,9 @@ class Sessions:
         try:
             session, _ = await self.open(session_id=session_id, key=key)
         except BadRequest:
-            return await self.by_id(session_id)
+            session = await self.by_id(session_id)
+            if session.row.key_hash != hash_key(key):  # Somebody opened a session of their own under this id.
+                raise Unauthorized("no session has this key, and the one that it would open has another") from None
         return session
 
     async def by_id(self, session_id: str) -> Session:

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -313,6 +313,39 @@ async def test_a_page_that_is_damaged_costs_the_session_that_it_belongs_to(path:
         assert len(await store.deltas(f"s{number}")) == 4
     assert (await store.usage("s2")).turns == 3
     await store.close()
+
+
+def turn_damaged(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE deltas SET output = x'00000000' WHERE turn = 's0-t0'")
+    connection.commit()
+    connection.close()
+
+
+def page_damaged(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    page = data.index(np.arange(7000, 7300, dtype="<i4").tobytes()) // PAGE
+    data[page * PAGE : (page + 1) * PAGE] = b"\xa5" * PAGE
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [turn_damaged, page_damaged])
+async def test_a_session_that_cannot_be_read_does_not_hold_the_others_in_the_past(path: Path, damage: Callable[[Path], None]) -> None:
+    """However many reads fail, on however many threads, and whoever keeps their errors."""
+    await sessions_of_large_turns(path, 2)
+    damage(path)
+    store = SQLiteStore(path)
+    await store.open()
+    errors = await asyncio.gather(*(store.deltas("s0") for _ in range(20)), return_exceptions=True)
+    assert {type(error) for error in errors} == {StoreError}
+    for more in range(3):
+        await store.append("s1", make_delta(f"more{more}"))
+        found = await asyncio.gather(*(store.deltas("s1") for _ in range(20)))
+        assert {len(deltas) for deltas in found} == {4 + more}
+        assert (await store.usage("s1")).turns == 4 + more
+    await store.close()
+    assert not Path(f"{path}-wal").exists(), "nobody has the file any more"
+    assert errors
 
 
 @pytest.mark.parametrize("left", [0.5, 0.98])

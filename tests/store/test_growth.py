@@ -101,11 +101,10 @@ async def test_a_write_costs_the_same_however_many_turns_there_are(sqlite_store:
 
 
 EVERY_TURN = """
-BEGIN_TURN CANCEL_TURN APPEND COUNT BEFORE REPLACE AMEND ACKNOWLEDGE DELTAS SESSIONS PUT_SESSION
+BEGIN_TURN CANCEL_TURN APPEND COUNT BEFORE REPLACE AMEND ACKNOWLEDGE DELTAS SESSIONS PUT_SESSION BY_KEY
 """.split()
 QUERIES = {name: getattr(sqlite, name) for name in EVERY_TURN}
 QUERIES["usage"] = f"SELECT {sqlite.USAGE} FROM sessions WHERE id = ?"
-QUERIES["by key"] = "SELECT body, crc FROM sessions WHERE key_hash = ? AND key_hash != ''"
 QUERIES["number"] = "SELECT number FROM sessions WHERE id = ?"
 QUERIES["ended"] = "DELETE FROM begun WHERE session = ? AND turn = ?"
 QUERIES["drop"] = "DELETE FROM deltas WHERE session = (SELECT number FROM sessions WHERE id = ?)"

@@ -20,7 +20,7 @@ from turnloom.errors import StoreError
 from turnloom.store import codec, lock, schema
 from turnloom.store.blobs import crc
 from turnloom.store.contract import Entry, SessionRow, StoreStats, Usage
-from turnloom.store.readers import Readers
+from turnloom.store.readers import Readers, Rows
 from turnloom.store.rows import decode_session, encode_session
 from turnloom.store.writer import Writer
 from turnloom.types import Message, Outcome, Turn
@@ -53,7 +53,7 @@ class SQLiteStore:
         connection = None if self.read_only else await asyncio.to_thread(self._open_for_writing)
         readers = Readers(self.path, busy_timeout=self.busy_timeout)
         try:
-            await readers.run(_touch)
+            await readers.run(lambda rows: rows("SELECT number FROM sessions LIMIT 1"))
         except StoreError:
             await readers.close()
             if connection is not None:
@@ -146,32 +146,30 @@ class SQLiteStore:
         await self._write(work)
 
     async def session(self, session_id: str) -> SessionRow | None:
-        return await self._read(lambda c: _one_session(c, "SELECT body, crc FROM sessions WHERE id = ?", session_id))
+        return await self._read(lambda rows: _session(rows("SELECT body, crc FROM sessions WHERE id = ?", (session_id,))))
 
     async def session_by_key(self, key_hash: str) -> SessionRow | None:
         """None for an empty hash: a session without a key is opened by none."""
         if not key_hash:
             return None
-        return await self._read(lambda c: _one_session(c, "SELECT body, crc FROM sessions WHERE key_hash = ? AND key_hash != ''", key_hash))
+        return await self._read(lambda rows: _session(rows(BY_KEY, (key_hash,))))
 
     async def usage(self, session_id: str) -> Usage:
         """Zero for an unknown session."""
-        return await self._read(lambda c: Usage(*(c.execute(f"SELECT {USAGE} FROM sessions WHERE id = ?", (session_id,)).fetchone() or ())))
+        (found,) = await self._read(lambda rows: rows(f"SELECT {USAGE} FROM sessions WHERE id = ?", (session_id,))) or ((),)
+        return Usage(*found)
 
     async def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> Sequence[Entry]:
-        def read(connection: sqlite3.Connection) -> list[Entry]:
-            rows = connection.execute(SESSIONS, {"status": status, "limit": limit, "offset": offset})
-            return [_entry(*row) for row in rows]
-
-        return await self._read(read)
+        asked = {"status": status, "limit": limit, "offset": offset}
+        return await self._read(lambda rows: [_entry(*row) for row in rows(SESSIONS, asked)])
 
     async def expired(self, now: float) -> Sequence[tuple[str, str]]:
-        return await self._read(lambda c: c.execute(EXPIRED, {"now": now}).fetchall())
+        return await self._read(lambda rows: rows(EXPIRED, {"now": now}))
 
     async def stats(self) -> StoreStats:
-        def read(connection: sqlite3.Connection) -> StoreStats:
-            by_status = dict(connection.execute("SELECT status, count(*) FROM sessions WHERE status != 'dropped' GROUP BY status"))
-            (turns,) = connection.execute("SELECT coalesce(sum(turns), 0) FROM sessions").fetchone()
+        def read(rows: Rows) -> StoreStats:
+            by_status = dict(rows("SELECT status, count(*) FROM sessions WHERE status != 'dropped' GROUP BY status"))
+            ((turns,),) = rows("SELECT coalesce(sum(turns), 0) FROM sessions")
             return StoreStats(by_status, turns, _size(self.path), schema.VERSION)
 
         found, writer = await self._read(read), self._writer
@@ -180,9 +178,9 @@ class SQLiteStore:
     async def deltas(self, session_id: str) -> Sequence[Delta]:
         """Empty for an unknown session."""
 
-        def read(connection: sqlite3.Connection) -> list[Delta]:
+        def read(rows: Rows) -> list[Delta]:
             try:
-                return [codec.decode_delta(row) for row in connection.execute(DELTAS, (session_id,))]
+                return [codec.decode_delta(row) for row in rows(DELTAS, (session_id,))]
             except StoreError as error:
                 raise StoreError(f"{self.path}, session {session_id}: {error}") from error
 
@@ -220,7 +218,7 @@ class SQLiteStore:
         if self._writer is not None:
             self._writer.write_later(work)
 
-    async def _read(self, read: Callable[[sqlite3.Connection], T]) -> T:
+    async def _read(self, read: Callable[[Rows], T]) -> T:
         if self._readers is None or self._closing is not None:
             raise StoreError(f"{self.path} is not open; open the store before using it")
         return await self._readers.run(read)
@@ -252,6 +250,7 @@ WHERE session = ? AND turn = ?
 """
 AMEND = "UPDATE deltas SET outcome = coalesce(?, outcome), abort = coalesce(?, abort) WHERE session = ? AND turn = ?"
 ACKNOWLEDGE = "UPDATE deltas SET acknowledged = 1 WHERE turn = ? AND session = (SELECT number FROM sessions WHERE id = ?)"
+BY_KEY = "SELECT body, crc FROM sessions WHERE key_hash = ? AND key_hash != ''"
 USAGE = "turns, tokens, bytes, touched, interrupted"
 SESSIONS = f"""
 SELECT id, body, crc, {USAGE} FROM sessions WHERE status != 'dropped' AND (:status IS NULL OR status = :status)
@@ -304,10 +303,5 @@ def _number(connection: sqlite3.Connection, session_id: str) -> int:
     return int(row[0])
 
 
-def _one_session(connection: sqlite3.Connection, query: str, value: str) -> SessionRow | None:
-    row = connection.execute(query, (value,)).fetchone()
-    return None if row is None else decode_session(*row)
-
-
-def _touch(connection: sqlite3.Connection) -> None:
-    connection.execute("SELECT number FROM sessions LIMIT 1").fetchone()
+def _session(found: Sequence[Any]) -> SessionRow | None:
+    return decode_session(*found[0]) if found else None

@@ -29,7 +29,7 @@ from turnloom.core.credit import Reward
 from turnloom.core.records import Delta, Node
 from turnloom.core.unroll import prompt_crc
 from turnloom.errors import StoreError
-from turnloom.store import blobs, codec, fsck
+from turnloom.store import blobs, codec, fsck, schema
 from turnloom.store.contract import Limits, SessionRow
 from turnloom.store.rows import decode_session, encode_session
 from turnloom.store.sqlite import SQLiteStore
@@ -149,9 +149,9 @@ def column(rng: Random, raw: bytes) -> bytes:
     return rng.choice((broken(rng, raw), rng.randbytes(rng.randrange(60)), b"", raw + b"\x00" * rng.randrange(9)))
 
 
-def delta_columns(rng: Random) -> codec.DeltaColumns:
+def delta_columns(rng: Random, stored: codec.DeltaColumns) -> codec.DeltaColumns:
     """A stored turn with one to three of its columns odd; mostly without the checksum that would tell at once."""
-    columns: list[Any] = list(rng.choice(STORED))
+    columns: list[Any] = list(stored)
     for at in rng.choices(range(8), k=rng.choice((1, 1, 2, 3))):
         if isinstance(columns[at], bytes):
             columns[at] = packed(rng, blobs.unpack(STORED[0][at])) if at in (NODES, BODY) else column(rng, columns[at])
@@ -174,7 +174,7 @@ def read_nodes(rng: Random) -> bytes:
 
 
 def read_delta(rng: Random) -> tuple[Any, ...]:
-    return codec.encode_delta(codec.decode_delta(delta_columns(rng)))
+    return codec.encode_delta(codec.decode_delta(delta_columns(rng, rng.choice(STORED))))
 
 
 def read_words(rng: Random) -> bytes:
@@ -206,6 +206,10 @@ RECORDS: dict[str, Callable[[Random], Any]] = {
 # --- files ---
 
 
+RECOUNT = f"""UPDATE sessions SET (tokens, bytes) =
+    (SELECT sum(length(output)) / 4, sum({schema.SIZE}) FROM deltas WHERE session = sessions.number)"""
+
+
 class Files:
     """A whole store in a folder of its own, copies of which are damaged."""
 
@@ -216,12 +220,15 @@ class Files:
 
     def rows(self, rng: Random) -> str:
         """Rows in which columns are odd."""
-        self.path.write_bytes(self.whole)
+        self.put(self.whole)
         connection = sqlite3.connect(self.path)
-        columns = delta_columns(rng)
+        number = rng.choice((1, 2))
+        columns = delta_columns(rng, STORED[number - 1] if rng.random() < 0.8 else rng.choice(STORED))
         said = "outcome = ?, abort = ?, nodes = ?, body = ?, appended = ?, output = ?, logprobs = ?, acknowledged = ?, crc = ?"
         try:
-            connection.execute(f"UPDATE deltas SET {said} WHERE number = ?", (*columns, rng.choice((1, 2))))
+            connection.execute(f"UPDATE deltas SET {said} WHERE number = ?", (*columns, number))
+            if rng.random() < 0.8:  # or the counts alone would tell of most
+                connection.execute(RECOUNT)
             if rng.random() < 0.3:
                 connection.execute("UPDATE sessions SET body = ?, crc = NULL WHERE number = 1", (packed(rng, WORDS[0]),))
             connection.commit()
@@ -239,8 +246,14 @@ class Files:
         for _ in range(rng.choice((1, 3, 20, 300)) if data else 0):
             at = rng.randrange(len(data))
             data[at : at + rng.choice((1, 1, 4))] = rng.randbytes(1)
-        self.path.write_bytes(data)
+        self.put(data)
         return self.looked_at()
+
+    def put(self, data: bytes | bytearray) -> None:
+        """The file, alone: SQLite would read a log that the last one left beside it as this one's."""
+        for end in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + end).unlink(missing_ok=True)
+        self.path.write_bytes(data)
 
     def looked_at(self) -> str:
         try:

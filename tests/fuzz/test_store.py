@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import store
 from tests.fuzz.readers import Escaped, Tally
-from tests.fuzz.store import DELTAS, RECORDS, ROW, STORED, Files, read_once, run
+from tests.fuzz.store import DELTAS, RECORDS, ROW, STORED, Files, look_once, read_once, run
 from turnloom.store import codec, fsck
 from turnloom.store.contract import SessionRow
 from turnloom.store.rows import decode_session, encode_session
@@ -38,10 +38,25 @@ def test_what_it_starts_from_is_right(tmp_path: Path) -> None:
     assert decode_session(encode_session(ROW)) == ROW
     assert [codec.decode_delta(columns) for columns in STORED] == list(DELTAS)
     files = Files(tmp_path)
-    files.path.write_bytes(files.whole)
+    files.put(files.whole)
     report = fsck.check(files.path)
     assert (report.problems, report.sessions, report.turns) == ([], 2, 4)
     assert files.looked_at() == "accepted"
+
+
+def test_what_becomes_of_a_file_does_not_depend_on_the_one_before(tmp_path: Path) -> None:
+    """So that a number which fails in a long run fails alone."""
+    for folder in ("one", "after another"):
+        (tmp_path / folder).mkdir()
+    alone, after = Files(tmp_path / "one"), Files(tmp_path / "after another")
+    after.whole = alone.whole
+    left = 0
+    for number in range(1440, 1470):
+        left += after.path.with_name("damaged.db-wal").exists()
+        for name in alone.path.parent.glob("damaged.db*"):
+            name.unlink()
+        assert look_once(alone, Random(f"11 store {number}")) == look_once(after, Random(f"11 store {number}")), number
+    assert left, "some leave their log behind"
 
 
 BUGS: dict[str, Any] = {"a TypeError": TypeError("a bug"), "a KeyError": KeyError("x"), "a UnicodeError": UnicodeError("x")}

@@ -28,7 +28,7 @@ def test_a_record_is_read_or_is_a_store_error(rng: Random) -> None:
 
 def test_every_kind_of_record_is_refused_sometimes_and_read_sometimes() -> None:
     tally = Tally()
-    run(1500, 11, tally, files=60)
+    run(1600, 11, tally, files=160)
     assert {*RECORDS, "file, its rows", "file, its bytes"} == tally.outcomes.keys()
     for target, found in tally.outcomes.items():
         assert found.total() > found["accepted"] > 0, target

@@ -2,7 +2,8 @@
 
 A request that is no HTTP is logged by the server with the line that offends,
 which may hold a session's key or a prompt. Here the error's class is all that is
-said of it; errors of any other kind keep their traceback.
+said of it. A client that is gone when it is written to is no error, and the
+gateway says so in a line of its own. Errors of any other kind keep their traceback.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from aiohttp.http import HttpProcessingError
 class _Unquoted(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, ConnectionError):
+            return False
         if isinstance(error, HttpProcessingError):
             record.msg, record.args = "a request that is no HTTP: %s", (type(error).__name__,)
             record.exc_info, record.exc_text = None, None

@@ -1,7 +1,10 @@
 """Small records with readable contents, and every store there is."""
 
+import sqlite3
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -40,6 +43,39 @@ def make_delta(turn: str = "t1", *, tokens: int = 3, outcome: Outcome = Outcome.
             abort=abort,
         ),
     )
+
+
+PAGE = 4096
+NAMES = [f"s{number:02}" for number in range(60)]
+
+
+async def write_small_sessions(path: Path) -> None:
+    """NAMES, each with a turn and words of its own: some share a page, and there are several."""
+    store = SQLiteStore(path)
+    await store.open()
+    for number, name in enumerate(NAMES):
+        words = Random(number).randbytes(200).hex()
+        await store.put_session(make_row(name, metadata={"words": words}, limits=Limits(ttl=1.0, idle_timeout=1e6)))
+        delta = make_delta("t1", tokens=100)
+        await store.append(name, replace(delta, turn=replace(delta.turn, output=ids(range(100 * number, 100 * number + 100)))))
+    await store.close()
+
+
+def column_of(path: Path, name: str, column: str) -> bytes:
+    """Of a session, or of its turns."""
+    connection = sqlite3.connect(path)
+    query = f"SELECT {column} FROM sessions LEFT JOIN deltas ON deltas.session = sessions.number WHERE sessions.id = ?"
+    (found,) = connection.execute(query, (name,)).fetchone()
+    connection.close()
+    return bytes(found)
+
+
+def overwrite_page(path: Path, holding: bytes) -> None:
+    """The page of the file in which these bytes begin."""
+    data = bytearray(path.read_bytes())
+    page = data.index(holding) // PAGE
+    data[page * PAGE : (page + 1) * PAGE] = b"\xa5" * PAGE
+    path.write_bytes(data)
 
 
 @pytest.fixture

@@ -332,8 +332,12 @@ async def test_a_turn_that_was_begun_and_stored_is_not_interrupted(store, row, d
     await store.put_session(row("s1"))
     store.begin("s1", "t1", 1.0)
     store.begin("s1", "t2", 1.0)
+    store.begin("s1", "t3", 1.0)
     await store.append("s1", delta("t1"))
     store.cancel("s1", "t2")
+    await store.append("s1", delta("t3"))
+    store.begin("s1", "t3", 2.0)
+    await store.replace("s1", delta("t3").turn, Message("assistant", (Text("x"),)))
     await store.close()
     await store.open()
     assert (await store.usage("s1")).interrupted == 0

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
-from tests.store.conftest import make_delta, make_row
+from tests.store.conftest import NAMES, column_of, make_delta, make_row, overwrite_page, write_small_sessions
 from turnloom.errors import StoreError
 from turnloom.store.sqlite import SQLiteStore
 from turnloom.types import ids
 
-PAGE = 4096
 LARGE = 150_000
 """Tokens of a turn that needs more than a megabyte."""
 
@@ -297,11 +297,7 @@ async def sessions_of_large_turns(path: Path, sessions: int) -> None:
 
 async def test_a_page_that_is_damaged_costs_the_session_that_it_belongs_to(path: Path) -> None:
     await sessions_of_large_turns(path, 5)
-    data = bytearray(path.read_bytes())
-    page = data.index(np.arange(37_000, 37_300, dtype="<i4").tobytes()) // PAGE
-    data[page * PAGE : (page + 1) * PAGE] = b"\xa5" * PAGE
-    path.write_bytes(data)
-
+    overwrite_page(path, np.arange(37_000, 37_300, dtype="<i4").tobytes())
     store = SQLiteStore(path)
     await store.open()
     with pytest.raises(StoreError, match="damaged: restore it from a backup"):
@@ -323,10 +319,7 @@ def turn_damaged(path: Path) -> None:
 
 
 def page_damaged(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    page = data.index(np.arange(7000, 7300, dtype="<i4").tobytes()) // PAGE
-    data[page * PAGE : (page + 1) * PAGE] = b"\xa5" * PAGE
-    path.write_bytes(data)
+    overwrite_page(path, np.arange(7000, 7300, dtype="<i4").tobytes())
 
 
 @pytest.mark.parametrize("damage", [turn_damaged, page_damaged])
@@ -346,6 +339,44 @@ async def test_a_session_that_cannot_be_read_does_not_hold_the_others_in_the_pas
     await store.close()
     assert not Path(f"{path}-wal").exists(), "nobody has the file any more"
     assert errors
+
+
+async def test_a_page_of_sessions_that_is_damaged_hides_none_of_the_others(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    await write_small_sessions(path)
+    overwrite_page(path, column_of(path, "s30", "sessions.body"))
+    store = SQLiteStore(path)
+    await store.open()
+    entries = await store.sessions(limit=1000)
+    assert [entry.id for entry in entries] == NAMES[::-1]
+    lost = {entry.id for entry in entries if entry.row is None}
+    assert "s30" in lost
+    assert len(lost) < 20
+    assert all("damaged: restore it from a backup" in entry.error for entry in entries if entry.row is None)
+    assert [entry.id for entry in await store.sessions(limit=3, offset=28)] == ["s31", "s30", "s29"]
+    assert await store.sessions(status="closed") == []
+    assert {name for name, _ in await store.expired(1e9)} == set(NAMES) - lost
+    assert f"cannot be told of {len(lost)} sessions" in caplog.text
+    stats = await store.stats()
+    assert (stats.sessions, stats.turns) == ({"open": len(NAMES)}, len(NAMES) - len(lost))
+    await store.append("s00", make_delta("t2"))
+    await store.close()
+
+
+async def test_counts_that_are_damaged_are_none(path: Path) -> None:
+    """What SQLite cannot know to be damaged: bytes far into a row, after which its counts come."""
+    store = await begun(path, "t1")
+    await store.put_session(make_row("s2", metadata={"words": Random(1).randbytes(9000).hex()}))
+    for turn in ("t1", "t2"):
+        await store.append("s2", make_delta(turn))
+    await store.close()
+    overwrite_page(path, column_of(path, "s2", "sessions.body")[6000:])
+    store = SQLiteStore(path)
+    await store.open()
+    with pytest.raises(StoreError, match="a stored session's usage is damaged"):
+        await store.usage("s2")
+    assert [(entry.id, bool(entry.error), entry.usage.turns) for entry in await store.sessions()] == [("s2", True, 0), ("s1", False, 1)]
+    assert (await store.stats()).turns == 1
+    await store.close()
 
 
 @pytest.mark.parametrize("left", [0.5, 0.98])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.store.conftest import NAMES, column_of, overwrite_page, write_small_sessions
 from tests.support.gateways import bench, follow, user
 from turnloom.errors import StoreError
 from turnloom.store import blobs
@@ -103,6 +104,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a session's words": (lambda p: change(p, "UPDATE sessions SET body = x'01ff' WHERE id = 's1'"), "a stored body is damaged"),
     "a session's row of another": (row_changed, "in its row"),
     "a status": (lambda p: change(p, "UPDATE sessions SET status = 'closed' WHERE id = 's1'"), "its status is 'closed' in the table"),
+    "an end of time": (lambda p: change(p, "UPDATE sessions SET expires = 5.0 WHERE id = 's1'"), "its end of time is 5.0 in the table"),
+    "an idle time": (lambda p: change(p, "UPDATE sessions SET idle = 5.0 WHERE id = 's1'"), "its idle time is 5.0"),
+    "an opening": (lambda p: change(p, "UPDATE sessions SET created = 5.0 WHERE id = 's1'"), "its opening is 5.0"),
     "a turn's words": (lambda p: change(p, f"UPDATE deltas SET body = x'0000' WHERE number = {SECOND}"), "damaged"),
     "its messages": (lambda p: change(p, f"UPDATE deltas SET nodes = x'00' WHERE number = {SECOND}"), "damaged"),
     "an outcome": (lambda p: change(p, f"UPDATE deltas SET outcome = 'lost' WHERE number = {SECOND}"), "damaged"),
@@ -170,6 +174,23 @@ def test_a_page_that_is_overwritten_is_found(path: Path) -> None:
     report = check(path)
     assert report.problems
     assert any(problem.session == "" for problem in report.problems)
+
+
+@pytest.mark.parametrize("table", ["sessions", "deltas"])
+async def test_a_page_that_is_overwritten_hides_none_of_the_others(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "s.db"
+    await write_small_sessions(path)
+    change(path, "UPDATE sessions SET bytes = 1 WHERE id IN ('s00', 's59')", known=False)
+    overwrite_page(path, column_of(path, "s30", "sessions.body" if table == "sessions" else "output"))
+    report = check(path)
+    assert report.sessions == len(NAMES)
+    lost = {problem.session for problem in report.problems if "cannot be read" in problem.what} - {""}
+    assert "s30" in lost
+    assert len(lost) < 20
+    assert {problem.session for problem in report.problems if "it counts" in problem.what} == {"s00", "s59"}, (
+        "before the page, and after it"
+    )
+    assert report.turns == len(NAMES)
 
 
 def test_what_is_no_store_is_no_store(tmp_path: Path) -> None:

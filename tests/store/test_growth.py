@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.conftest import make_delta, make_row
-from turnloom.store import schema, sqlite
+from turnloom.store import lists, schema, sqlite
 from turnloom.store.sqlite import SQLiteStore
 from turnloom.types import Message, Outcome, Text, ids
 
@@ -101,12 +101,12 @@ async def test_a_write_costs_the_same_however_many_turns_there_are(sqlite_store:
 
 
 EVERY_TURN = """
-BEGIN_TURN CANCEL_TURN APPEND COUNT BEFORE REPLACE AMEND ACKNOWLEDGE DELTAS SESSIONS PUT_SESSION BY_KEY
+BEGIN_TURN CANCEL_TURN APPEND COUNT BEFORE REPLACE AMEND ACKNOWLEDGE DELTAS PUT_SESSION BY_KEY ENDED
 """.split()
 QUERIES = {name: getattr(sqlite, name) for name in EVERY_TURN}
-QUERIES["usage"] = f"SELECT {sqlite.USAGE} FROM sessions WHERE id = ?"
+QUERIES["SESSIONS"] = lists.SESSIONS
+QUERIES["usage"] = f"SELECT {lists.USAGE} FROM sessions WHERE id = ?"
 QUERIES["number"] = "SELECT number FROM sessions WHERE id = ?"
-QUERIES["ended"] = "DELETE FROM begun WHERE session = ? AND turn = ?"
 QUERIES["drop"] = "DELETE FROM deltas WHERE session = (SELECT number FROM sessions WHERE id = ?)"
 
 

@@ -1,6 +1,8 @@
 """Whether all that a store holds can be read, fits together, and is what the engine had.
 
-It reads, beside a gateway that may be writing, and repairs nothing.
+It reads, beside a gateway that may be writing, and repairs nothing. Rows are read
+one by one, by numbers from an index, so that a page which is damaged hides no
+other.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +20,6 @@ from turnloom.core.tree import Tree
 from turnloom.core.unroll import prompt_crc
 from turnloom.errors import StoreError
 from turnloom.store import codec, schema
-from turnloom.store.contract import SessionRow, Usage
 from turnloom.store.rows import decode_session
 from turnloom.types import Turn, ids
 
@@ -27,6 +29,20 @@ OPEN = "none needed: the counts are for limits and lists; report it, it should n
 
 _LINES = 100
 """Of SQLite's own findings."""
+
+REPEATED = ("id", "key's hash", "status", "opening", "end of time", "idle time")
+"""What is in columns of its own beside a session's words, and must be the same."""
+
+BY_AGE = "SELECT number, '' FROM sessions INDEXED BY sessions_by_age"
+BY_ID = "SELECT number, CAST(id AS TEXT) FROM sessions INDEXED BY sqlite_autoindex_sessions_1"
+SESSION = """
+SELECT turns, tokens, bytes, body, crc, CAST(id AS TEXT), key_hash, status, created, expires, idle FROM sessions WHERE number = ?
+"""
+NUMBERS = "SELECT number FROM deltas INDEXED BY deltas_by_session WHERE session = ? ORDER BY number"
+DELTA = f"""
+SELECT CAST(turn AS TEXT), {schema.SIZE}, length(output),
+outcome, abort, nodes, body, appended, output, logprobs, acknowledged, crc FROM deltas WHERE number = ?
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,45 +86,79 @@ def _file(connection: sqlite3.Connection, report: Report) -> Iterator[Problem]:
 
 
 def _strays(connection: sqlite3.Connection, report: Report) -> Iterator[Problem]:
-    for table, things in (("deltas", "turns"), ("begun", "begun turns")):
-        (count,) = connection.execute(f"SELECT count(*) FROM {table} WHERE session NOT IN (SELECT number FROM sessions)").fetchone()
+    known = "SELECT number FROM sessions INDEXED BY sessions_by_age"
+    for table, things in (("deltas INDEXED BY deltas_by_session", "turns"), ("begun", "begun turns")):
+        (count,) = connection.execute(f"SELECT count(*) FROM {table} WHERE session NOT IN ({known})").fetchone()
         if count:
             yield Problem(f"{count} {things} belong to no session", RECOVER)
 
 
 def _sessions(connection: sqlite3.Connection, report: Report) -> Iterator[Problem]:
-    columns = "number, CAST(id AS TEXT), key_hash, status, body, crc, turns, tokens, bytes, touched, interrupted"
-    for number, session_id, key_hash, status, body, crc, *usage in connection.execute(f"SELECT {columns} FROM sessions ORDER BY number"):
-        report.sessions += 1
+    found: dict[int, str] = {}
+    for index in (BY_AGE, BY_ID):
         try:
-            row = decode_session(body, crc)
-        except StoreError as error:
-            yield Problem(str(error), DROP, session_id)
-        else:
-            yield from _row(row, session_id, key_hash, status)
-        try:
-            yield from _turns(connection, number, session_id, Usage(*usage), report)
+            for number, session_id in connection.execute(index):
+                found[number] = session_id or found.get(number, "")
         except schema.FAILURES as error:
-            yield Problem(f"its turns cannot be read on: {error}", RECOVER, session_id)
+            yield Problem(f"not all sessions can be found: {error}", RECOVER)
+    for number, session_id in sorted(found.items()):
+        report.sessions += 1
+        counted: tuple[int, ...] | None = None
+        try:
+            row = _stored(connection, SESSION, number)
+        except StoreError as error:
+            yield Problem(str(error), RECOVER, session_id)
+        else:
+            counted = row[:3]
+            yield from _row(session_id, *row[3:])
+        try:
+            yield from _turns(connection, number, session_id, counted, report)
+        except schema.FAILURES as error:
+            yield Problem(f"not all of its turns can be found: {error}", RECOVER, session_id)
 
 
-def _row(row: SessionRow, session_id: str, key_hash: str, status: str) -> Iterator[Problem]:
-    for name, stored, said in (("id", session_id, row.id), ("key's hash", key_hash, row.key_hash), ("status", status, row.status)):
+def _stored(connection: sqlite3.Connection, query: str, number: int) -> tuple[Any, ...]:
+    """One row. Raises StoreError."""
+    try:
+        row: tuple[Any, ...] | None = connection.execute(query, (number,)).fetchone()
+    except schema.FAILURES as error:
+        raise StoreError(f"it cannot be read: {error}") from error
+    if row is None:
+        raise StoreError("it is in an index and not in its table")
+    return row
+
+
+def _row(session_id: str, body: bytes, crc: int | None, *columns: Any) -> Iterator[Problem]:
+    try:
+        row = decode_session(body, crc)
+    except StoreError as error:
+        yield Problem(str(error), DROP, session_id)
+        return
+    expires = None if row.limits.ttl is None else row.created + row.limits.ttl
+    known = (row.id, row.key_hash, row.status, row.created, expires, row.limits.idle_timeout)
+    for name, stored, said in zip(REPEATED, columns, known, strict=True):
         if stored != said:
             yield Problem(f"its {name} is {stored!r} in the table and {said!r} in its row", DROP, session_id)
 
 
-def _turns(connection: sqlite3.Connection, number: int, session_id: str, usage: Usage, report: Report) -> Iterator[Problem]:
+def _turns(
+    connection: sqlite3.Connection, number: int, session_id: str, counted: tuple[int, ...] | None, report: Report
+) -> Iterator[Problem]:
+    """`counted` is what the session's row says of them, None where that cannot be read."""
     tree = Tree()
     turns = tokens = size = 0
-    whole = True
-    said = f"CAST(turn AS TEXT), {schema.SIZE}, length(output)"
-    stored = "outcome, abort, nodes, body, appended, output, logprobs, acknowledged, crc"
-    query = f"SELECT {said}, {stored} FROM deltas WHERE session = ? ORDER BY number"
-    for turn_id, length, sampled, *columns in connection.execute(query, (number,)):
-        turns, size, tokens = turns + 1, size + (length or 0), tokens + (sampled or 0) // 4
+    whole, all_read = True, True
+    for (at,) in connection.execute(NUMBERS, (number,)):
+        turns += 1
         try:
-            delta = codec.decode_delta(columns)
+            turn_id, length, sampled, *columns = _stored(connection, DELTA, at)
+        except StoreError as error:
+            whole = all_read = False
+            yield Problem(f"its turn number {turns - 1}: {error}", RECOVER, session_id)
+            continue
+        size, tokens = size + (length or 0), tokens + (sampled or 0) // 4
+        try:
+            delta = codec.decode_delta((*columns,))
         except StoreError as error:
             whole = False
             yield Problem(str(error), DROP, session_id, turn_id)
@@ -119,8 +169,7 @@ def _turns(connection: sqlite3.Connection, number: int, session_id: str, usage: 
         yield from found
         whole = not found
     report.turns, report.tokens = report.turns + turns, report.tokens + tokens
-    counted = (usage.turns, usage.tokens, usage.bytes)
-    if counted != (turns, tokens, size):
+    if all_read and counted is not None and counted != (turns, tokens, size):
         yield Problem(f"it counts {counted} turns, tokens and bytes, and holds {(turns, tokens, size)}", OPEN, session_id)
 
 

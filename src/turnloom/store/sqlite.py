@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from turnloom.core.records import Delta
 from turnloom.errors import StoreError
-from turnloom.store import codec, lock, schema
+from turnloom.store import codec, lists, lock, schema
 from turnloom.store.blobs import crc
 from turnloom.store.contract import Entry, SessionRow, StoreStats, Usage
 from turnloom.store.readers import Readers, Rows
@@ -108,7 +108,7 @@ class SQLiteStore:
                 raise StoreError(f"session {session_id} already holds turn {turn.id}; a turn is stored once") from error
             size = sum(len(column) for column in columns if isinstance(column, bytes))
             connection.execute(COUNT, (1, len(turn.output), size, turn.ended, number))
-            connection.execute("DELETE FROM begun WHERE session = ? AND turn = ?", (number, turn.id))
+            connection.execute(ENDED, (number, turn.id))
 
         await self._write(work)
 
@@ -123,6 +123,7 @@ class SQLiteStore:
             connection.execute(REPLACE, (*columns, number, turn.id))
             size = sum(len(column) for column in columns if isinstance(column, bytes))
             connection.execute(COUNT, (0, len(turn.output) - known[1] // 4, size - known[2], turn.ended, number))
+            connection.execute(ENDED, (number, turn.id))
 
         await self._write(work)
 
@@ -156,23 +157,18 @@ class SQLiteStore:
 
     async def usage(self, session_id: str) -> Usage:
         """Zero for an unknown session."""
-        (found,) = await self._read(lambda rows: rows(f"SELECT {USAGE} FROM sessions WHERE id = ?", (session_id,))) or ((),)
-        return Usage(*found)
+        (found,) = await self._read(lambda rows: rows(f"SELECT {lists.USAGE} FROM sessions WHERE id = ?", (session_id,))) or ((),)
+        return lists.usage(found)
 
     async def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> Sequence[Entry]:
         asked = {"status": status, "limit": limit, "offset": offset}
-        return await self._read(lambda rows: [_entry(*row) for row in rows(SESSIONS, asked)])
+        return await self._read(lambda rows: lists.listed(rows, self.path, asked))
 
     async def expired(self, now: float) -> Sequence[tuple[str, str]]:
-        return await self._read(lambda rows: rows(EXPIRED, {"now": now}))
+        return await self._read(lambda rows: lists.expired(rows, now))
 
     async def stats(self) -> StoreStats:
-        def read(rows: Rows) -> StoreStats:
-            by_status = dict(rows("SELECT status, count(*) FROM sessions WHERE status != 'dropped' GROUP BY status"))
-            ((turns,),) = rows("SELECT coalesce(sum(turns), 0) FROM sessions")
-            return StoreStats(by_status, turns, _size(self.path), schema.VERSION)
-
-        found, writer = await self._read(read), self._writer
+        found, writer = await self._read(lambda rows: lists.stats(rows, _size(self.path))), self._writer
         return found if writer is None else replace(found, commits=writer.commits, commit_seconds=writer.seconds)
 
     async def deltas(self, session_id: str) -> Sequence[Delta]:
@@ -235,6 +231,7 @@ ON CONFLICT (id) DO UPDATE SET key_hash = excluded.key_hash, created = excluded.
 crc = excluded.crc, expires = excluded.expires, idle = excluded.idle
 """
 BEGIN_TURN = "INSERT OR IGNORE INTO begun (session, turn, started) SELECT number, ?, ? FROM sessions WHERE id = ?"
+ENDED = "DELETE FROM begun WHERE session = ? AND turn = ?"
 CANCEL_TURN = "DELETE FROM begun WHERE turn = ? AND session = (SELECT number FROM sessions WHERE id = ?)"
 APPEND = """
 INSERT INTO deltas (session, turn, outcome, abort, nodes, body, appended, output, logprobs, acknowledged, crc)
@@ -251,15 +248,6 @@ WHERE session = ? AND turn = ?
 AMEND = "UPDATE deltas SET outcome = coalesce(?, outcome), abort = coalesce(?, abort) WHERE session = ? AND turn = ?"
 ACKNOWLEDGE = "UPDATE deltas SET acknowledged = 1 WHERE turn = ? AND session = (SELECT number FROM sessions WHERE id = ?)"
 BY_KEY = "SELECT body, crc FROM sessions WHERE key_hash = ? AND key_hash != ''"
-USAGE = "turns, tokens, bytes, touched, interrupted"
-SESSIONS = f"""
-SELECT id, body, crc, {USAGE} FROM sessions WHERE status != 'dropped' AND (:status IS NULL OR status = :status)
-ORDER BY created DESC, number DESC LIMIT :limit OFFSET :offset
-"""
-EXPIRED = """
-SELECT id, CASE WHEN expires <= :now THEN 'ttl' ELSE 'idle_timeout' END FROM sessions
-WHERE status = 'open' AND (expires <= :now OR touched + idle <= :now) ORDER BY number
-"""
 DELTAS = """
 SELECT outcome, abort, nodes, deltas.body, appended, output, logprobs, acknowledged, deltas.crc FROM deltas
 JOIN sessions ON sessions.number = deltas.session WHERE sessions.id = ? ORDER BY deltas.number
@@ -281,13 +269,6 @@ def _interrupt(connection: sqlite3.Connection, path: Path) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise schema.explain(error, path) from error
-
-
-def _entry(session_id: str, body: bytes, known: int | None, *usage: Any) -> Entry:
-    try:
-        return Entry(session_id, decode_session(body, known), Usage(*usage))
-    except StoreError as error:
-        return Entry(session_id, None, Usage(*usage), str(error))
 
 
 def _size(path: Path) -> int:

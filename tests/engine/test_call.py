@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 
@@ -309,6 +311,37 @@ async def test_a_connection_left_open_after_done_is_not_waited_for(monkeypatch: 
         else:
             assert tokens(await read(client)) == [5]
         over.set()
+
+
+async def test_chunks_that_came_at_once_leave_turns_for_others() -> None:
+    """Whoever reads them may never have to wait for anything: all else on the loop would stand still meanwhile."""
+    finish = {"type": "length", "length": 200}
+    told = b""
+    for count in range(1, 201):
+        meta = {"completion_tokens": count, "output_token_logprobs": [[-1.0, 5, None]], "finish_reason": finish if count == 200 else None}
+        told += b"data: " + orjson.dumps({"output_ids": [5], "meta_info": meta}) + b"\n\n"
+
+    async def generate(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(told + b"data: [DONE]\n\n")
+        return response
+
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with bare(("POST", "/generate", generate)) as url, calling(url, context_length=1000) as client:
+        seen, beside = [], asyncio.create_task(other())
+        async for _ in sampling(client):
+            seen.append(turns)
+        beside.cancel()
+    assert len(seen) == 200
+    assert all(before < after for before, after in pairwise(seen))
 
 
 @contextlib.asynccontextmanager

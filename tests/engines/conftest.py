@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from collections.abc import Iterator
 
 import pytest
 
+from tests.engines.agents import Talker
 from tests.engines.cluster import Cluster, start_cluster
 from tests.engines.servers import Server, llama, vllm
 from tests.engines.setup import SetupFailed
 from tests.engines.table import Table
+from tests.support.gateways import bench
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _agents_have_their_types() -> None:
+    """The SDK builds its types at its first reply, which takes seconds on a busy machine, and everything here shares its event loop."""
+
+    async def talk() -> None:
+        async with bench(["hello"]) as b:
+            await Talker(b.handle).talk(1)
+
+    asyncio.run(talk())
 
 
 @pytest.fixture(scope="session")

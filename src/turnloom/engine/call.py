@@ -302,6 +302,8 @@ async def _chunks(response: aiohttp.ClientResponse, decoder: Decoder) -> AsyncGe
             done = done or payload == b"[DONE]"
             if not done and (chunk := decoder.feed(payload)) is not None:
                 yield chunk
+                # Hundreds of chunks may have come at once, and what a reader does with one need not wait for anything.
+                await asyncio.sleep(0)
 
 
 async def _more(response: aiohttp.ClientResponse, *, over: bool) -> bytes:

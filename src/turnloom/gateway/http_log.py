@@ -16,7 +16,7 @@ from aiohttp.http import HttpProcessingError
 class _Unquoted(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        if isinstance(error, ConnectionError):
+        if isinstance(error, ConnectionResetError | BrokenPipeError):
             return False
         if isinstance(error, HttpProcessingError):
             record.msg, record.args = "a request that is no HTTP: %s", (type(error).__name__,)

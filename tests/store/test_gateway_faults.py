@@ -132,31 +132,30 @@ async def test_a_damaged_turn_or_row_costs_its_own_session(tmp_path: Path) -> No
     path = tmp_path / "runs.db"
     wire = WIRES["anthropic"]
     async with bench(lambda *_: "Yes", store=path) as b:
-        for name in ("turn", "row", "whole"):
+        for name in ("turn", "row", "lost", "whole"):
             b.handle = await b.gateway.open_session(id=name)
-            assert (await ask(b, wire, stream=False))[0] == 200
+            for number in range(3 if name == "lost" else 1):
+                async with b.http.post(b.handle.base_url + wire.whole, json=wire.body(f"hello {number}")) as answer:
+                    assert answer.status == 200
         whole = b.handle
     connection = sqlite3.connect(path)
     connection.execute("UPDATE deltas SET output = x'00000000' WHERE session = (SELECT number FROM sessions WHERE id = 'turn')")
     connection.execute("UPDATE sessions SET body = x'01ff' WHERE id = 'row'")
+    of_lost = "SELECT deltas.number FROM deltas JOIN sessions ON sessions.number = session WHERE id = 'lost' ORDER BY 1"
+    connection.execute(f"DELETE FROM deltas WHERE number = ({of_lost} LIMIT 1 OFFSET 1)")
     connection.commit()
     connection.close()
     async with bench(lambda *_: "Yes", store=path) as b:
         status, listed = await b.admin("GET", "/sessions")
         assert status == 200
-        assert {
-            each["id"]: "damaged" in each.get("error", "") for each in listed["sessions"] if each["id"] in ("turn", "row", "whole")
-        } == {
-            "turn": False,
-            "row": True,
-            "whole": False,
-        }
-        for name in ("turn", "row"):
+        assert [each["id"] for each in listed["sessions"] if "damaged" in each.get("error", "")] == ["row"]
+        assert {each["id"] for each in listed["sessions"]} > {"turn", "row", "lost", "whole"}
+        for name, said in {"turn": "damaged", "row": "damaged", "lost": "does not fit"}.items():
             for what in ("", "/tree", "/samples"):
                 status, told = await b.admin("GET", f"/sessions/{name}{what}")
                 assert status == 500, (name, what, told)
                 message = (told if isinstance(told, dict) else json.loads(told))["error"]["message"]
-                assert "damaged" in message
+                assert said in message
         assert (await b.admin("GET", "/sessions/whole/tree"))[0] == 200
         b.handle = await b.gateway.open_session(id="another")
         assert (await ask(b, wire, stream=False))[0] == 200

@@ -104,7 +104,7 @@ EVERY_TURN = """
 BEGIN_TURN CANCEL_TURN APPEND COUNT BEFORE REPLACE AMEND ACKNOWLEDGE DELTAS PUT_SESSION BY_KEY ENDED
 """.split()
 QUERIES = {name: getattr(sqlite, name) for name in EVERY_TURN}
-QUERIES["SESSIONS"] = lists.SESSIONS
+QUERIES |= {name: getattr(lists, name) for name in ("SESSIONS", "SESSIONS_OF_STATUS", "NUMBERS_OF_STATUS", "EXPIRED")}
 QUERIES["usage"] = f"SELECT {lists.USAGE} FROM sessions WHERE id = ?"
 QUERIES["number"] = "SELECT number FROM sessions WHERE id = ?"
 QUERIES["drop"] = "DELETE FROM deltas WHERE session = (SELECT number FROM sessions WHERE id = ?)"

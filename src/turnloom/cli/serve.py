@@ -46,14 +46,13 @@ from turnloom.engine.pool import PATIENCE
 from turnloom.errors import ConfigError
 from turnloom.gateway import logs, otel
 from turnloom.gateway.api import Gateway
+from turnloom.gateway.bind import check_bind
 from turnloom.gateway.memory import IDLE_SECONDS, IDLE_SESSIONS
 from turnloom.gateway.observe import Spans
 from turnloom.store.contract import Limits
 from turnloom.types import Sampling
 
 log = logging.getLogger("turnloom.cli")
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 DRAIN_SECONDS = 20.0
 """Less than the 30 that orchestrators wait, as a rule, before they kill: aborts and the last writes come after it."""
@@ -129,8 +128,7 @@ def serve(
     Then open a session with `curl -X POST -H "Authorization: Bearer $ADMIN_KEY" http://127.0.0.1:8600/api/v1/sessions`
     and give its `env` to an agent.
     """
-    if host not in LOOPBACK and not admin_key:
-        raise ConfigError(f"serving on {host} needs an admin key of your own: set --admin-key or TURNLOOM_ADMIN_KEY")
+    check_bind(host, admin_key)
     key = admin_key or secrets.token_urlsafe(32)
     _set_up_logs(log_format, log_level, access_log)
     gateway = Gateway(

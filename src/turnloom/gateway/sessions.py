@@ -325,10 +325,13 @@ class Sessions:
 
 
 def _grown(matcher: Matcher, deltas: Sequence[Delta]) -> Tree:
-    """The tree as it was: its deltas applied again, in order."""
+    """The tree as it was: its deltas applied again, in order. Raises StoreError where they do not fit each other."""
     tree = Tree(matcher)
     for delta in deltas:
-        tree.apply(delta)
+        try:
+            tree.apply(delta)
+        except (ValueError, LookupError, AssertionError, TypeError, AttributeError) as error:
+            raise StoreError(f"stored turn {delta.turn.id} does not fit what is stored before it: {type(error).__name__}: {error}") from error
     return tree
 
 

@@ -23,7 +23,8 @@ from turnloom.store.typed import check_types
 logger = logging.getLogger("turnloom.store")
 
 USAGE = "turns, tokens, bytes, touched, interrupted"
-_LISTED = "status != 'dropped' AND (:status IS NULL OR status = :status)"
+_LISTED = "status != 'dropped'"
+_OF_STATUS = "status != 'dropped' AND status = :status"
 _PAGE = "ORDER BY created DESC, number DESC LIMIT :limit OFFSET :offset"
 _ENTRY = f"SELECT id, body, crc, {USAGE} FROM sessions"
 _OVER = "SELECT id, CASE WHEN expires <= :now THEN 'ttl' ELSE 'idle_timeout' END FROM sessions"
@@ -31,8 +32,10 @@ _DUE = "status = 'open' AND (expires <= :now OR touched + idle <= :now)"
 _ALL = {"status": None, "limit": -1, "offset": 0}
 
 SESSIONS = f"{_ENTRY} WHERE {_LISTED} {_PAGE}"
-EXPIRED = f"{_OVER} WHERE {_DUE} ORDER BY number"
+SESSIONS_OF_STATUS = f"{_ENTRY} WHERE {_OF_STATUS} {_PAGE}"
+EXPIRED = f"{_OVER} WHERE {_DUE} ORDER BY created, number"
 NUMBERS = f"SELECT number FROM sessions INDEXED BY sessions_by_status WHERE {_LISTED} {_PAGE}"
+NUMBERS_OF_STATUS = f"SELECT number FROM sessions INDEXED BY sessions_by_status WHERE {_OF_STATUS} {_PAGE}"
 BY_STATUS = "SELECT status, count(*) FROM sessions INDEXED BY sessions_by_status WHERE status != 'dropped' GROUP BY status"
 NAME = "SELECT id FROM sessions INDEXED BY sqlite_autoindex_sessions_1 WHERE +number = ?"
 
@@ -40,7 +43,7 @@ NAME = "SELECT id FROM sessions INDEXED BY sqlite_autoindex_sessions_1 WHERE +nu
 def listed(rows: Rows, path: Path, asked: Mapping[str, Any]) -> list[Entry]:
     """`asked` has status, limit and offset."""
     try:
-        return [_entry(*row) for row in rows(SESSIONS, asked)]
+        return [_entry(*row) for row in rows(SESSIONS if asked["status"] is None else SESSIONS_OF_STATUS, asked)]
     except schema.FAILURES:
         return [_alone(rows, path, number, found) for number, found in _each(rows, asked, _ENTRY)]
 
@@ -103,7 +106,7 @@ def _each(
     rows: Rows, asked: Mapping[str, Any], query: str, more: str = "", values: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[int, list[Any] | schema.Failure]]:
     """Each session's number, and the query's answer about it alone, or why there is none."""
-    for (number,) in rows(NUMBERS, asked):
+    for (number,) in rows(NUMBERS if asked["status"] is None else NUMBERS_OF_STATUS, asked):
         try:
             yield number, rows(f"{query} WHERE number = :number {more}", {"number": number, **(values or {})})
         except schema.FAILURES as error:

@@ -207,7 +207,7 @@ async def test_the_access_log_is_off_unless_asked_for_and_shows_no_key(on: bool)
             gemini = f"{b.gateway.url}/v1beta/models/m:generateContent?key={b.handle.key}"
             async with b.http.post(gemini, json=WIRES["gemini"].body("hi")) as answer:
                 assert answer.status == 200
-            key = b.handle.key
+            key, session = b.handle.key, b.handle.id
         found = lines.of(ACCESS.name)
     if not on:
         assert not found
@@ -217,6 +217,7 @@ async def test_the_access_log_is_off_unless_asked_for_and_shows_no_key(on: bool)
         ("POST", "/v1beta/models/m:generateContent?key=…", 200),
     ]
     assert found[0]["turn"] == reply.headers["x-request-id"].removeprefix("req_")
+    assert [line["session"] for line in found] == [session, session]
     assert found[0]["bytes"] > 0
     assert key not in lines.raw
 

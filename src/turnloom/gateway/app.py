@@ -21,6 +21,7 @@ from turnloom.gateway.admin_sessions import SessionCalls
 from turnloom.gateway.answer import answer, identified, intent_of, new_turns
 from turnloom.gateway.body import MAX_BODY, read_body
 from turnloom.gateway.labels import Labeler, labelled
+from turnloom.gateway.logs import OF_SESSION
 from turnloom.gateway.metrics import ADMIN
 from turnloom.gateway.observe import in_session
 from turnloom.gateway.openapi import document
@@ -100,6 +101,7 @@ class GatewayApp:
         http[SPOKEN] = dialect
         with (await self.sessions.by_key(auth.session_key(http))).held() as session:
             in_session(session.row.id)
+            http[OF_SESSION] = session.row.id
             return await self._answered(session, dialect, http)
 
     async def _answered(self, session: Session, dialect: Dialect, http: web.Request) -> web.StreamResponse:

@@ -28,6 +28,9 @@ TURN: ContextVar[str] = ContextVar("turnloom_turn", default="")
 FIELDS = "fields"
 """The attribute of a record that holds a mapping of what its message says, for those who read JSON: `extra={FIELDS: {…}}`."""
 
+OF_SESSION = web.RequestKey("session", str)
+"""What a request holds the id of its session under: the access log's line is written when its task's context is gone."""
+
 ACCESS = logging.getLogger("turnloom.access")
 
 _KEYS = re.compile(r"(/s/)[^/?#\s\"']+|([?&]key=)[^&#\s\"']+|\btl-[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])")
@@ -125,5 +128,9 @@ class AccessLog(AbstractAccessLogger):
             response.status,
             response.body_length,
             time,
-            extra={FIELDS: fields, "turn": response.headers.get("x-request-id", "").removeprefix("req_")},
+            extra={
+                FIELDS: fields,
+                "session": request.get(OF_SESSION, ""),
+                "turn": response.headers.get("x-request-id", "").removeprefix("req_"),
+            },
         )

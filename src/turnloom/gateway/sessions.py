@@ -331,7 +331,9 @@ def _grown(matcher: Matcher, deltas: Sequence[Delta]) -> Tree:
         try:
             tree.apply(delta)
         except (ValueError, LookupError, AssertionError, TypeError, AttributeError) as error:
-            raise StoreError(f"stored turn {delta.turn.id} does not fit what is stored before it: {type(error).__name__}: {error}") from error
+            raise StoreError(
+                f"stored turn {delta.turn.id} does not fit what is stored before it: {type(error).__name__}: {error}"
+            ) from error
     return tree
 
 

@@ -53,7 +53,7 @@ define INSTALL
 	| awk '/^ *Downloading / && !/\.metadata / { sub(/^ */, "    "); print; fflush() } /^Installing collected/ { print "    installing"; fflush() }'
 endef
 
-.PHONY: help demo test agents engines bench laws mutants lint venv clean
+.PHONY: help demo test agents engines bench laws mutants torture fuzz lint venv clean
 
 help:
 	@echo "make demo [AGENT=sdk-agent|pi|claude-code] [N=4]   run a real agent on a small task and check the samples"
@@ -63,6 +63,8 @@ help:
 	@echo "make bench                                         what a client sees of a slow engine's stream, in every dialect"
 	@echo "make laws [SESSIONS=2000]                          every law on every chat template of the corpus; writes docs/exactness.md"
 	@echo "make mutants [SAMPLE=100] [SEED=1]                 small errors put into core and render, one at a time; the tests must see 85 of 100"
+	@echo "make torture [ROUNDS=300] [SEED=1]                 kill -9 under 16 sessions whose agents ask again, again and again"
+	@echo "make fuzz [COUNT=100000] [SEED=1]                  odd requests to every reader and odd records to the store"
 	@echo "make lint                                          ruff, mypy --strict, import-linter"
 	@echo "make venv                                          print the virtual environment's folder"
 	@echo "make clean                                         remove this checkout's virtual environment and runs/"
@@ -94,6 +96,14 @@ laws: $(VENV)/.test
 # About twenty minutes on two cores. Broken off, it goes on where it stopped.
 mutants: $(VENV)/.mutants
 	@'$(BIN)/python' tests/mutants/run.py --folder '$(VENV)/mutants' --sample '$(or $(SAMPLE),100)' --seed '$(or $(SEED),1)'
+
+# Three rounds take about five seconds.
+torture: $(VENV)/.test
+	@'$(BIN)/python' -m tests.torture --rounds '$(or $(ROUNDS),300)' --seed '$(or $(SEED),1)'
+
+fuzz: $(VENV)/.test
+	@'$(BIN)/python' -m tests.fuzz.readers --count '$(or $(COUNT),100000)' --seed '$(or $(SEED),1)'
+	@'$(BIN)/python' -m tests.fuzz.store --count '$(or $(COUNT),100000)' --seed '$(or $(SEED),1)'
 
 lint: $(VENV)/.lint
 	'$(BIN)/ruff' check .

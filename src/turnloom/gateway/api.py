@@ -343,6 +343,10 @@ class Gateway:
     def _handle(self, session_id: str, key: str) -> SessionHandle:
         return SessionHandle(self._running(), session_id, key, self.url, self._longest, self._training)
 
+    async def drop(self, session_id: str) -> None:
+        """Forget a session and its turns, also one that is damaged and cannot be looked at. Raises NotFound."""
+        await self._running().drop(session_id)
+
     async def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> list[Listed | Damaged]:
         """Those on record, newest first; with `status` only the `open` or `closed` ones. Brings none into memory."""
         return [listed(entry) for entry in await self._running().entries(limit, offset, status)]

@@ -54,9 +54,7 @@ def whole_sampling(given: Sampling | Mapping[str, Any] | None, default: Sampling
         raise BadRequest(f"sampling.{SCHEMA}: must be the text of a JSON Schema")
     if isinstance(given, Mapping):
         values |= given
-    if isinstance(values["stop"], tuple):
-        values["stop"] = list(values["stop"])
-    return replace(_inside("sampling", SamplingBody, values).sampling(), json_schema=schema)
+    return replace(_inside("sampling", SamplingBody, _listed(values)).sampling(), json_schema=schema)
 
 
 def whole_limits(given: Limits | Mapping[str, Any] | None, default: Limits = Limits()) -> Limits:  # noqa: B008
@@ -67,6 +65,27 @@ def whole_limits(given: Limits | Mapping[str, Any] | None, default: Limits = Lim
     return _inside("limits", LimitsBody, values).limits()
 
 
+def said_sampling(given: Sampling | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What is sent of it over HTTP: of a mapping what it names, of a `Sampling` all. Raises BadRequest."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return _inside("sampling", SamplingBody, _listed(dict(given))).model_dump(exclude_unset=True)
+    whole = _values(whole_sampling(given), Sampling, "sampling")
+    if whole.pop(SCHEMA):
+        raise BadRequest(f"sampling.{SCHEMA}: belongs to a request, not to a session")
+    return _listed(whole)
+
+
+def said_limits(given: Limits | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """As `said_sampling`. Raises BadRequest."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return _inside("limits", LimitsBody, given).model_dump(exclude_unset=True)
+    return _values(whole_limits(given), Limits, "limits")
+
+
 def check_defaults(sampling: Sampling, limits: Limits) -> None:
     """What sessions have that are given nothing. Raises ConfigError."""
     try:
@@ -74,6 +93,11 @@ def check_defaults(sampling: Sampling, limits: Limits) -> None:
         whole_limits(limits)
     except BadRequest as error:
         raise ConfigError(str(error)) from error
+
+
+def _listed(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _inside(name: str, model: type[M], values: Mapping[str, Any]) -> M:

@@ -212,7 +212,7 @@ class Sessions:
             return self._keep(row, tree, usage)
 
     async def _row(self, session_id: str) -> SessionRow:
-        row = await self._store.session(session_id)
+        row = await self._store.session(session_id) if session_id.isprintable() else None
         if row is None or row.status == "dropped":
             raise NotFound(f"no session {shown(session_id)}")
         return row

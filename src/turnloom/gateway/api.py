@@ -19,6 +19,7 @@ from turnloom.core.credit import RewardRule
 from turnloom.core.match import Matcher
 from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Training
 from turnloom.engine.contract import PauseMode
+from turnloom.engine.models import tokenizer_source
 from turnloom.engine.pool import PATIENCE, Patience, Pool
 from turnloom.errors import ConfigError
 from turnloom.gateway.admin_answers import Damaged, Listed, PoolAnswer, PoolsAnswer, StoreAnswer, listed, store_answer
@@ -252,7 +253,8 @@ class Gateway:
             prefix = "" if pool == POLICY else f"{pool}="
             raise ConfigError(f"the engine names no tokenizer; give --tokenizer {prefix}PATH_OR_ID")
         if isinstance(spec, str | Path):
-            return await asyncio.to_thread(load_tokenizer, str(spec), chat_template=template)
+            source = await asyncio.to_thread(tokenizer_source, str(spec))
+            return await asyncio.to_thread(load_tokenizer, source, chat_template=template)
         if template is not None:
             raise ConfigError("a chat template comes with the tokenizer that is given; load it with that template")
         return spec

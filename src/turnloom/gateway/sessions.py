@@ -207,8 +207,8 @@ class Sessions:
                 return session
             row = await self._row(session_id)
             deltas, usage = await self._store.deltas(session_id), await self._store.usage(session_id)
-            grow = asyncio.to_thread(_grown, self._matcher, deltas) if len(deltas) > _INLINE_DELTAS else None
-            tree = _grown(self._matcher, deltas) if grow is None else await grow
+            grow = asyncio.to_thread(grown, self._matcher, deltas) if len(deltas) > _INLINE_DELTAS else None
+            tree = grown(self._matcher, deltas) if grow is None else await grow
             return self._keep(row, tree, usage)
 
     async def _row(self, session_id: str) -> SessionRow:
@@ -352,7 +352,7 @@ class Sessions:
             yield
 
 
-def _grown(matcher: Matcher, deltas: Sequence[Delta]) -> Tree:
+def grown(matcher: Matcher, deltas: Sequence[Delta]) -> Tree:
     """The tree as it was: its deltas applied again, in order. Raises StoreError where they do not fit each other."""
     tree = Tree(matcher)
     for delta in deltas:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from tests.support.gateways import ADMIN, bench
 from turnloom import BlockingClient, Client, Gateway
+from turnloom.client.remote import RemoteSession
 from turnloom.errors import ConfigError, GatewayUnavailable
 
 PATIENCE = 30.0
@@ -64,13 +65,34 @@ async def test_a_call_of_another_thread_ends_when_the_client_is_closed() -> None
         assert isinstance(error, ConfigError | GatewayUnavailable), error
 
 
-async def test_a_call_ends_when_its_client_is_stopped() -> None:
+@pytest.mark.parametrize("once", ["reward", "store_stats"])
+async def test_a_call_ends_when_its_client_is_stopped(once: str) -> None:
+    """Also one that is not asked again, as a reward is not."""
     async with server(None) as (url, asked):
         client = await Client(url, ADMIN).start()
-        calling = asyncio.create_task(client.store_stats())
+        call = client.store_stats() if once == "store_stats" else RemoteSession(client._http, "x").reward(1.0)
+        calling = asyncio.create_task(call)  # type: ignore[arg-type]
         await asked.wait()
         await client.stop()
-        with pytest.raises((ConfigError, GatewayUnavailable)):
+        with pytest.raises(ConfigError, match="closed"):
+            await asyncio.wait_for(calling, PATIENCE)
+
+
+async def test_a_call_of_another_thread_ends_when_a_gateway_in_the_background_is_closed() -> None:
+    async with bench() as b:
+        background = Gateway.background(b.engine.url, b.tokenizer)
+        await asyncio.to_thread(background.__enter__)
+        begun = asyncio.Event()
+
+        async def never() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            await asyncio.Event().wait()
+
+        loop = asyncio.get_running_loop()
+        calling = asyncio.create_task(asyncio.to_thread(background.call, never()))
+        await begun.wait()
+        await asyncio.to_thread(background.__exit__, None, None, None)
+        with pytest.raises(ConfigError, match="closed by another thread"):
             await asyncio.wait_for(calling, PATIENCE)
 
 
@@ -118,10 +140,17 @@ async def test_a_gateway_in_the_background_can_be_entered_again() -> None:
 STRANGE = {
     "a page": web.Response(text="<html>", content_type="text/html"),
     "nothing": web.Response(body=b"", content_type="application/json"),
+    "no content": web.Response(status=204),
     "null": web.Response(body=b"null", content_type="application/json"),
     "no JSON": web.Response(body=b"{", content_type="application/json"),
     "a list": web.Response(body=b"[1]", content_type="application/json"),
     "another object": web.Response(body=b"{}", content_type="application/json"),
+    "only some members": web.Response(body=b'{"id": "x"}', content_type="application/json"),
+    "other types": web.Response(
+        body=b'{"id": 5, "key": 1, "urls": [], "env": 1, "sessions": null, "turns": null, "pools": 1, "paused": 2}',
+        content_type="application/json",
+    ),
+    "an error without words": web.Response(body=b'{"error": {"type": null}}', status=500, content_type="application/json"),
     "an empty page": web.Response(body=b"", content_type="text/html"),
 }
 
@@ -129,17 +158,41 @@ STRANGE = {
 @pytest.mark.parametrize("answer", STRANGE.values(), ids=STRANGE)
 async def test_what_is_no_gateway_is_told_as_that(answer: web.Response) -> None:
     async with server(answer) as (url, _), Client(url, ADMIN) as client:
-        for call in (client.open_session, client.sessions, client.store_stats, client.engines, client.pause, lambda: client.handle("x")):
+        session = RemoteSession(client._http, "x")
+        of_client = (client.open_session, client.sessions, client.store_stats, client.engines, client.pause, client.resume)
+        of_session = (session.status, session.stats, session.tree, session.samples)
+        for call in (*of_client, *of_session, lambda: client.handle("x")):
             with pytest.raises(GatewayUnavailable, match="address of a gateway"):
                 await call()  # type: ignore[operator]
 
 
-async def test_samples_of_what_is_no_gateway_are_not_none() -> None:
-    from turnloom.client.remote import RemoteSession
+async def test_what_was_answered_is_in_the_error() -> None:
+    for answer, word in (
+        ("a page", "text/html"),
+        ("a list", "no JSON object"),
+        ("nothing", "an empty body"),
+        ("another object", "sessions, turns"),
+    ):
+        async with server(STRANGE[answer]) as (url, _), Client(url, ADMIN) as client:
+            with pytest.raises(GatewayUnavailable, match=f"{url}.* GET /store with .*{word}"):
+                await client.store_stats()
 
-    async with server(web.Response(body=b"", content_type="text/html")) as (url, _), Client(url, ADMIN) as client:
+
+async def test_a_key_that_was_echoed_is_in_no_error() -> None:
+    answer = web.Response(body=b'{"key": "tl-secret"}', content_type="application/json")
+    async with server(answer) as (url, _), Client(url, ADMIN) as client:
+        with pytest.raises(GatewayUnavailable, match="address of a gateway") as told:
+            await client.open_session()
+        assert "tl-secret" not in str(told.value)
+
+
+async def test_nothing_is_dropped_by_what_is_no_gateway() -> None:
+    answer = web.Response(body=b"{}", content_type="application/json")
+    async with server(answer) as (url, _), Client(url, ADMIN) as client:
         with pytest.raises(GatewayUnavailable, match="address of a gateway"):
-            await RemoteSession(client._http, "x").samples()
+            await client._http.read("DELETE", "/sessions/x", kind=None)
+        with pytest.raises(GatewayUnavailable, match="address of a gateway"):
+            await client.drop("x")
 
 
 def test_a_key_that_no_header_can_carry_is_refused() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import turnloom
 from tests.client.conftest import KINDS, Side, side
-from turnloom.errors import BadRequest, NotFound
+from turnloom.errors import BadRequest, NotFound, StoreError
 from turnloom.export.check import check_samples
 from turnloom.store.contract import Limits
 from turnloom.types import Sampling
@@ -100,9 +102,10 @@ async def test_a_handle_of_another_session_knows_no_key(one: Side) -> None:
     session = await one.client.handle("a.b")
     assert (session.id, session.key, session.base_url, dict(session.urls), dict(session.env)) == ("a.b", "", "", {}, {})
     assert (await session.status())["metadata"] == {"x": 1}
-    for name in ("nobody", "../store", "a/../b", "%2e%2e", "?x=1", "#", "é", "\ud800", "a\nb"):
-        with pytest.raises(NotFound):
-            await one.client.handle(name)
+    for name in ("nobody", "../store", "a/../b", "%2e%2e", "?x=1", "#", "é", "\ud800", "a\nb", "", ".", "..", "y" * 100_000):
+        for call in (one.client.handle, one.client.drop):
+            with pytest.raises(NotFound, match="no session"):
+                await call(name)
 
 
 async def test_what_is_refused_raises_the_gateways_own_error(one: Side) -> None:
@@ -149,7 +152,9 @@ WRONG_CALLS = {
     "limit": lambda c: c.sessions(limit=5000),
     "negative": lambda c: c.sessions(limit=-1),
     "offset": lambda c: c.sessions(offset=-3),
+    "huge offset": lambda c: c.sessions(offset=10**5000),
     "status": lambda c: c.sessions(status="bogus"),
+    "statuses": lambda c: c.sessions(status=["open"]),
     "mode": lambda c: c.pause("bogus"),
     "seconds": lambda c: c.pause("wait", seconds=math.nan),
 }
@@ -183,3 +188,22 @@ async def test_a_session_is_dropped_by_its_name(one: Side) -> None:
     for gone in (one.client.drop(session.id), one.client.handle(session.id)):
         with pytest.raises(NotFound):
             await gone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_damaged_session_is_dropped_by_its_name(kind: str, tmp_path: Path) -> None:
+    """It cannot be looked at, and so has no handle."""
+    path = tmp_path / "t.db"
+    async with side(kind, store=path) as one:
+        await one.client.open_session(id="torn")
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE sessions SET body = x'01ff' WHERE id = 'torn'")
+    connection.commit()
+    connection.close()
+    async with side(kind, store=path) as one:
+        with pytest.raises(StoreError):
+            await one.client.handle("torn")
+        await one.client.drop("torn")
+        with pytest.raises(NotFound):
+            await one.client.drop("torn")
+        assert await one.client.sessions() == []

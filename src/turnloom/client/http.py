@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
-import orjson
 
 from turnloom import errors
 from turnloom.errors import ConfigError, GatewayUnavailable, RequestError, TurnloomError
 from turnloom.gateway.bind import checked_key
 
 JSON = "application/json"
+
+Members = Mapping[str, type]
+"""What an answer must have for it to be a gateway's, each of its type."""
+
+NOT_STARTED = "the client is not started, or closed; use `async with Client(...)` or `with BlockingClient(...)`"
 
 ATTEMPTS = 4
 PAUSE_SECONDS = 0.1
@@ -45,57 +50,60 @@ class Http:
             await session.close()
 
     async def call(
-        self, method: str, path: str, body: Any = None, *, has: str, query: dict[str, str] | None = None, again: bool = True
+        self, method: str, path: str, body: Any = None, *, has: Members, query: dict[str, str] | None = None, again: bool = True
     ) -> Any:
-        """The JSON object that it answers, which `has` this member. `again`: it may be asked twice and come to the same."""
+        """The JSON object that it answers, which `has` these members. `again`: it may be asked twice and come to the same."""
         raw = await self.read(method, path, body, query=query, again=again)
-        try:
-            found = orjson.loads(raw)
-        except orjson.JSONDecodeError:
-            found = None
-        if not isinstance(found, dict) or has not in found:
-            raise self._strange(method, path, "what no gateway answers there")
+        found = _parsed(raw)
+        if not isinstance(found, dict):
+            raise self._strange(method, path, "no JSON object" if raw else "an empty body")
+        if strange := [name for name, kind in has.items() if not isinstance(found.get(name), kind)]:
+            raise self._strange(method, path, f"an object without a gateway's {', '.join(strange)}")
         return found
 
     async def read(
-        self, method: str, path: str, body: Any = None, *, kind: str = JSON, query: dict[str, str] | None = None, again: bool = True
+        self, method: str, path: str, body: Any = None, *, kind: str | None = JSON, query: dict[str, str] | None = None, again: bool = True
     ) -> bytes:
-        """The whole body of its answer, which is of this media type. What never reached the gateway is always asked again.
+        """The whole body of its answer, which is of this media type, or with None has no body.
 
-        Raises what the gateway says, GatewayUnavailable where it cannot be reached, broke
-        off its answer, or is none, and ConfigError before `start` and after `stop`.
+        What never reached the gateway is always asked again. Raises what the gateway says, GatewayUnavailable where it cannot be
+        reached, broke off its answer, or is none, and ConfigError before `start` and after `stop`.
         """
         data = None if body is None else _spelled(body)
         for attempt in range(1, ATTEMPTS + 1):
             session = self._session
             if session is None or session.closed:
-                raise ConfigError("the client is not started, or closed; use `async with Client(...)` or `with BlockingClient(...)`")
+                raise ConfigError(NOT_STARTED)
             try:
                 async with session.request(method, self._base + path, data=data, params=query, allow_redirects=False) as answer:
                     raw = await answer.read()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                if session is not self._session:
+                    raise ConfigError(f"the client was closed before {method} {path} was answered; the gateway may have done it") from error
                 if attempt == ATTEMPTS or not (again or isinstance(error, aiohttp.ClientConnectorError)):
                     raise GatewayUnavailable(f"the gateway at {self._base} did not answer {method} {path}: {_why(error)}") from error
             else:
-                if answer.status == 204 or (answer.status < 300 and answer.content_type == kind):
+                came = None if answer.status == 204 else answer.content_type
+                if answer.status < 300 and came == kind:
                     return raw
                 if answer.status < 300:
-                    raise self._strange(method, path, answer.content_type)
+                    raise self._strange(method, path, came or "no content")
                 raise refused(answer.status, raw)
             await asyncio.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
         raise AssertionError("unreachable")
 
     def _strange(self, method: str, path: str, what: str) -> GatewayUnavailable:
+        """Never with what was answered itself: it may hold a key."""
         return GatewayUnavailable(f"{self._base} answered {method} {path} with {what}; is this the address of a gateway?")
 
 
 def refused(status: int, raw: bytes) -> TurnloomError:
     """The error that the gateway answered with; what is no answer of a gateway is a GatewayUnavailable."""
-    try:
-        told = orjson.loads(raw)["error"]
-        name, message = str(told["type"]), str(told["message"])
-    except (orjson.JSONDecodeError, LookupError, TypeError):
-        return GatewayUnavailable(f"status {status} without a gateway's error; is this the address of a gateway?")
+    match _parsed(raw):
+        case {"error": {"type": str(name), "message": str(message)}}:
+            pass
+        case _:
+            return GatewayUnavailable(f"status {status} without a gateway's error; is this the address of a gateway?")
     kind = getattr(errors, name, TurnloomError)
     if not isinstance(kind, type) or not issubclass(kind, TurnloomError):
         kind = TurnloomError
@@ -103,11 +111,19 @@ def refused(status: int, raw: bytes) -> TurnloomError:
 
 
 def _spelled(body: Any) -> bytes:
-    """Raises BadRequest for what is no JSON: a number that is not finite too, which orjson would write as null."""
+    """Raises BadRequest for what is no JSON: a number that is not finite too."""
     try:
         return json.dumps(body, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise errors.BadRequest(f"this cannot be sent as JSON: {error}") from error
+
+
+def _parsed(raw: bytes) -> Any:
+    """None for what is no JSON. A lone surrogate of an agent's text is read as it is in the gateway's process."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _why(error: Exception) -> str:

@@ -12,10 +12,10 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from turnloom.client.blocking import Blocking
-from turnloom.client.http import Http
+from turnloom.client.http import Http, Members
 from turnloom.core.credit import RewardRule
 from turnloom.engine.contract import PauseMode
-from turnloom.errors import GatewayUnavailable, NotFound, StoreError
+from turnloom.errors import BadRequest, GatewayUnavailable, NotFound, StoreError
 from turnloom.export.canonical import RowError, from_line
 from turnloom.gateway.admin_answers import Damaged, Listed, PoolAnswer, PoolsAnswer, Status, StoreAnswer, TreeAnswer
 from turnloom.gateway.admin_bodies import FinishBody, OpenBody, RewardBody
@@ -26,12 +26,24 @@ from turnloom.types import Sample, Sampling
 
 Opened = Mapping[str, Any]
 
+OPENED: Members = {"id": str, "key": str, "urls": dict, "env": dict}
+NAMED: Members = {"id": str}
+STATUS: Members = {"id": str, "turns": int, "in_flight": int, "sampled_tokens": int, "lineages": int, "forks": dict}
+TREE: Members = {"nodes": list, "turns": list}
+LIST: Members = {"sessions": list}
+STORE: Members = {"sessions": dict, "turns": int}
+POOLS: Members = {"pools": dict}
+POOL: Members = {"paused": bool, "running": int, "held": int}
+
+LONGEST_ID = 1024
+"""Characters. No gateway gives longer ones, and no server reads a path of any length."""
+
 
 class RemoteSession:
     """One session. `finish` with a reward and `reward` are not asked twice when the connection breaks: each would count."""
 
     def __init__(self, http: Http, session_id: str, opened: Opened | None = None) -> None:
-        self._http, self._path = http, f"/sessions/{quote(session_id, safe='', errors='surrogatepass')}"
+        self._http, self._path = http, f"/sessions/{_segment(session_id)}"
         self.id = session_id
         opened = opened or {"key": "", "urls": {}, "env": {}}
         self.key: str = opened["key"]
@@ -40,11 +52,11 @@ class RemoteSession:
         self.base_url = self.urls.get("anthropic", "")
 
     async def status(self) -> Status:
-        answer: Status = await self._http.call("GET", self._path, has="id")
+        answer: Status = await self._http.call("GET", self._path, has=STATUS)
         return answer
 
     async def tree(self) -> TreeAnswer:
-        answer: TreeAnswer = await self._http.call("GET", f"{self._path}/tree", has="turns")
+        answer: TreeAnswer = await self._http.call("GET", f"{self._path}/tree", has=TREE)
         return answer
 
     async def samples(self) -> list[Sample]:
@@ -56,18 +68,18 @@ class RemoteSession:
 
     async def reward(self, value: float, lineage: str = "") -> None:
         body = checked(RewardBody, {"value": value, "lineage": lineage}).model_dump()
-        await self._http.call("POST", f"{self._path}/reward", body, has="id", again=False)
+        await self._http.call("POST", f"{self._path}/reward", body, has=NAMED, again=False)
 
     async def finish(self, reward: float | None = None, *, drain: float | None = None) -> list[Sample]:
         body = checked(FinishBody, {"reward": reward, "drain": drain}).model_dump()
-        await self._http.call("POST", f"{self._path}/finish", body, has="id", again=reward is None)
+        await self._http.call("POST", f"{self._path}/finish", body, has=NAMED, again=reward is None)
         return await self.samples()
 
     async def drop(self) -> None:
         with suppress(StoreError):  # Damaged: it is there.
             await self.status()
         with suppress(NotFound):  # It was there: an attempt whose answer was lost has dropped it.
-            await self._http.read("DELETE", self._path)
+            await self._http.read("DELETE", self._path, kind=None)
 
     async def stats(self) -> dict[str, int]:
         found = await self.status()
@@ -128,7 +140,7 @@ class Client:
         }
         body = checked(OpenBody, values).model_dump(exclude={"sampling", "limits"})
         body |= {"sampling": said_sampling(sampling), "limits": said_limits(limits)}
-        opened = await self._http.call("POST", "/sessions", body, has="id")
+        opened = await self._http.call("POST", "/sessions", body, has=OPENED)
         return RemoteSession(self._http, opened["id"], opened)
 
     async def handle(self, session_id: str) -> RemoteSession:
@@ -140,29 +152,44 @@ class Client:
         await RemoteSession(self._http, session_id).drop()
 
     async def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> list[Listed | Damaged]:
-        query = {"limit": str(limit), "offset": str(offset), **({} if status is None else {"status": status})}
-        found: list[Listed | Damaged] = (await self._http.call("GET", "/sessions", has="sessions", query=query))["sessions"]
+        query = {"limit": _whole("limit", limit), "offset": _whole("offset", offset), **({} if status is None else {"status": str(status)})}
+        found: list[Listed | Damaged] = (await self._http.call("GET", "/sessions", has=LIST, query=query))["sessions"]
         return found
 
     async def store_stats(self) -> StoreAnswer:
-        answer: StoreAnswer = await self._http.call("GET", "/store", has="turns")
+        answer: StoreAnswer = await self._http.call("GET", "/store", has=STORE)
         return answer
 
     async def engines(self) -> PoolsAnswer:
-        answer: PoolsAnswer = await self._http.call("GET", "/engines", has="pools")
+        answer: PoolsAnswer = await self._http.call("GET", "/engines", has=POOLS)
         return answer
 
     async def pause(
         self, mode: PauseMode = "abort", *, pool: str = "policy", seconds: float | None = None, engines: bool = False
     ) -> PoolAnswer:
         body = checked(PauseBody, {"mode": mode, "pool": pool, "seconds": seconds, "engines": engines}).model_dump()
-        answer: PoolAnswer = await self._http.call("POST", "/pause", body, has="paused")
+        answer: PoolAnswer = await self._http.call("POST", "/pause", body, has=POOL)
         return answer
 
     async def resume(self, *, pool: str = "policy", engines: bool = False) -> PoolAnswer:
         body = checked(ResumeBody, {"pool": pool, "engines": engines}).model_dump()
-        answer: PoolAnswer = await self._http.call("POST", "/resume", body, has="paused")
+        answer: PoolAnswer = await self._http.call("POST", "/resume", body, has=POOL)
         return answer
+
+
+def _segment(session_id: str) -> str:
+    """An id as one segment of a path. Raises NotFound for what no path can hold: it is the id of no session."""
+    if not isinstance(session_id, str):
+        raise BadRequest(f"a session's id is a string, not a {type(session_id).__name__}")
+    if session_id in ("", ".", "..") or len(session_id) > LONGEST_ID:
+        raise NotFound(f"no session {session_id[:80]!r}")
+    return quote(session_id, safe="", errors="surrogatepass")
+
+
+def _whole(name: str, value: int) -> str:
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
+        raise BadRequest(f"{name}: must be a whole number")
+    return str(value)
 
 
 class BlockingClient(Blocking[Client]):

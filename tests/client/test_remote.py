@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from turnloom import BlockingClient, Client, Gateway
 from turnloom.client import BlockingGatewayClient, GatewayClient
 from turnloom.client.http import refused
 from turnloom.core.unroll import Longest
-from turnloom.errors import ConfigError, GatewayUnavailable, LimitReached, NotFound, StoreError, TurnloomError, Unauthorized
+from turnloom.errors import BadRequest, ConfigError, GatewayUnavailable, LimitReached, NotFound, StoreError, TurnloomError, Unauthorized
 from turnloom.harness import load_harness
 from turnloom.rollout import RolloutSettings, RolloutStatus, demo_task, run_rollouts
 from turnloom.rollout.contract import Gateway as RolloutGateway
@@ -203,3 +204,21 @@ async def test_samples_are_as_long_and_of_what_the_gateway_was_told(kind: str) -
         await one.talk(session, "a", "b")
         (sample,) = await session.samples()
         assert len(sample.token_ids) <= 40, "of 44"
+
+
+async def test_nothing_leaves_that_is_no_json_or_no_whole_number() -> None:
+    """Refused before anything is sent: there is nobody to send it to."""
+    async with Client("http://127.0.0.1:1", ADMIN) as client:
+        for value in (math.nan, math.inf, -math.inf, {1}, b"x"):
+            with pytest.raises(BadRequest, match="cannot be sent as JSON"):
+                await client._http.read("POST", "/pause", {"seconds": value})
+        for wrong in (True, 5.0, math.nan, "5", 10**5000):
+            with pytest.raises(BadRequest, match="limit: must be a whole number"):
+                await client.sessions(limit=wrong)  # type: ignore[arg-type]
+        with pytest.raises(BadRequest, match="a string, not a int"):
+            await client.handle(5)  # type: ignore[arg-type]
+
+
+def test_a_lone_surrogate_is_read_as_it_was_written() -> None:
+    told = refused(400, rb'{"error": {"type": "BadRequest", "message": "\ud800"}}')
+    assert (type(told), str(told)) == (BadRequest, "\ud800")

@@ -77,7 +77,7 @@ async def gateway():
 
 @pytest.fixture
 def settings(tmp_path):
-    return RolloutSettings(sandbox=lambda: LocalSandbox(parent=tmp_path, grace=0.5), boot_pause=0.01)
+    return RolloutSettings(sandbox=lambda needs: LocalSandbox(parent=tmp_path, grace=0.5), boot_pause=0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ class Flaky(LocalSandbox):
 async def test_a_sandbox_that_does_not_come_up_is_tried_again(gateway, settings, tmp_path, failures, status):
     Flaky.failures = failures
     events = []
-    flaky = replace(settings, sandbox=lambda: Flaky(parent=tmp_path), boot_retries=2)
+    flaky = replace(settings, sandbox=lambda needs: Flaky(parent=tmp_path), boot_retries=2)
     (result,) = await run_rollouts(gateway, demo_task(), agent("ask(); fix()"), on_event=events.append, settings=flaky)
     assert result.status == status
     assert [event.stage for event in events].count("retry") == 2

@@ -45,10 +45,10 @@ from turnloom.export.registry import export
 from turnloom.gateway.api import Gateway
 from turnloom.harness.contract import Harness
 from turnloom.harness.registry import load_harness, require
-from turnloom.rollout.contract import RolloutEvent, RolloutResult, RolloutStatus
+from turnloom.rollout.contract import RolloutEvent, RolloutResult, RolloutStatus, Task
 from turnloom.rollout.demo_task import demo_task
 from turnloom.rollout.runner import RolloutSettings, run_rollouts
-from turnloom.rollout.task import Task, load_task
+from turnloom.rollout.task import load_task
 from turnloom.store.contract import Limits
 from turnloom.store.lock import held
 from turnloom.types import Sampling

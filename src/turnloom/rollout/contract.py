@@ -1,13 +1,14 @@
-"""What a rollout needs of a gateway, and what it gives back. Types only."""
+"""What a rollout needs of a gateway and of a task, and what it gives back. Types only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from turnloom.harness.contract import AgentOutcome, AgentRun
+from turnloom.sandbox.contract import Needs, Sandbox
 from turnloom.types import Sample
 
 
@@ -35,6 +36,58 @@ class SessionHandle(Protocol):
 class Gateway(Protocol):
     async def open_session(self, *, group: str, rollout: str, metadata: dict[str, object]) -> SessionHandle:
         """A new session for one rollout of a group."""
+
+
+MakeSandbox = Callable[[Needs], Sandbox]
+"""A sandbox that is not started yet, as `Backend.make`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """`exit_code` is the grading command's, None when there was none that ran to its end. `output` is what was printed."""
+
+    reward: float
+    exit_code: int | None
+    detail: str
+    output: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a grader gets: a fresh sandbox of the task, with the patch applied and the grader's own files laid over it."""
+
+    task: str
+    patch: bytes = field(repr=False)
+    sandbox: Sandbox = field(repr=False)
+    metadata: Mapping[str, object] = field(default_factory=dict)
+
+
+class Grader(Protocol):
+    async def grade(self, work: Work) -> Grade:
+        """Judge the work. Raises TaskError or SandboxError when no judgement is possible: that is never a reward of 0."""
+
+
+class Task(Protocol):
+    """What the agent is to do, where, and how it is judged. `RepositoryTask` is one for repositories; bring your own for all else."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def prompt(self) -> str: ...
+
+    @property
+    def needs(self) -> Needs:
+        """The place that it asks for, for the agent and again for the grading."""
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        """Lay out the workspace in a started sandbox, the same each time. Raises TaskError or SandboxError."""
+
+    async def grade(self, patch: bytes, make: MakeSandbox) -> Grade:
+        """Judge what the agent changed in a sandbox that it never saw.
+
+        Raises TaskError or SandboxError when no judgement is possible: that is never a reward of 0.
+        """
 
 
 class RolloutStatus(StrEnum):

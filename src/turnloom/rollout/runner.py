@@ -20,13 +20,12 @@ from turnloom.counters import swallowed
 from turnloom.errors import SandboxError
 from turnloom.harness.contract import AgentContext, AgentOutcome, AgentRun, Harness
 from turnloom.harness.launch import run_agent
-from turnloom.rollout.contract import Gateway, RolloutEvent, RolloutResult, RolloutStatus, SessionHandle
-from turnloom.rollout.grade import Grade, grade_patch, refused
+from turnloom.rollout.contract import Gateway, Grade, MakeSandbox, RolloutEvent, RolloutResult, RolloutStatus, SessionHandle, Task
+from turnloom.rollout.grade import refused
 from turnloom.rollout.patch import Base, PatchRefused, take_base, take_patch
-from turnloom.rollout.task import Task
-from turnloom.rollout.workspace import discard, prepare
+from turnloom.rollout.workspace import discard
 from turnloom.sandbox.contract import Sandbox
-from turnloom.sandbox.local import LocalSandbox
+from turnloom.sandbox.local import LocalBackend
 from turnloom.types import Sample
 
 log = logging.getLogger("turnloom.rollout")
@@ -39,7 +38,7 @@ class RolloutSettings:
     """`boot_retries` is how often a sandbox that does not come up is tried again, `boot_pause` the seconds before the
     first of these (doubled each time). The limits are tokens."""
 
-    sandbox: Callable[[], Sandbox] = LocalSandbox
+    sandbox: MakeSandbox = LocalBackend().make
     model: str = "turnloom"
     context_tokens: int = 32768
     output_tokens: int = 4096
@@ -150,7 +149,7 @@ async def _work(plan: _Plan, rollout: str, session: SessionHandle, progress: _Pr
         try:
             progress.patch = await take_patch(sandbox, base)
         except PatchRefused as error:
-            progress.grade = refused(plan.task, error)
+            progress.grade = refused(error)
     # The agent's sandbox is gone before the grading begins.
     if progress.grade is None:
         progress.grade = await _grade(plan, rollout, progress.patch)
@@ -161,12 +160,12 @@ async def _work(plan: _Plan, rollout: str, session: SessionHandle, progress: _Pr
 async def _booted(plan: _Plan, rollout: str) -> AsyncIterator[tuple[Sandbox, Base, tuple[str, ...]]]:
     """A prepared sandbox with the agent installed, and removed at the end; one that does not come up is tried again."""
     for attempt in range(plan.settings.boot_retries + 1):
-        sandbox = plan.settings.sandbox()
+        sandbox = plan.settings.sandbox(plan.task.needs)
         try:
             try:
                 await sandbox.start()
                 program = await plan.harness.install(sandbox)
-                await prepare(sandbox, plan.task)
+                await plan.task.prepare(sandbox)
                 base = await take_base(sandbox)
             except SandboxError as error:
                 if attempt == plan.settings.boot_retries:
@@ -183,7 +182,7 @@ async def _booted(plan: _Plan, rollout: str) -> AsyncIterator[tuple[Sandbox, Bas
 
 def _context(plan: _Plan, sandbox: Sandbox, session: SessionHandle, program: tuple[str, ...]) -> AgentContext:
     return AgentContext(
-        base_url=session.base_url,
+        base_url=sandbox.reach(session.base_url),
         api_key=session.key,
         prompt=plan.task.prompt,
         workdir=sandbox.workdir,
@@ -201,11 +200,11 @@ async def _grade(plan: _Plan, rollout: str, patch: bytes) -> Grade:
     """Grade, and grade anew when a sandbox fails: the agent's work is done and should not be lost."""
     for attempt in range(plan.settings.boot_retries):
         try:
-            return await grade_patch(plan.task, patch, plan.settings.sandbox)
+            return await plan.task.grade(patch, plan.settings.sandbox)
         except SandboxError as error:
             plan.emit(rollout, "retry", str(error))
             await asyncio.sleep(plan.settings.boot_pause * 2**attempt)
-    return await grade_patch(plan.task, patch, plan.settings.sandbox)
+    return await plan.task.grade(patch, plan.settings.sandbox)
 
 
 async def _finish(session: SessionHandle, progress: _Progress) -> list[Sample]:

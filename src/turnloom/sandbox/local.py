@@ -22,13 +22,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from turnloom.counters import swallowed
 from turnloom.errors import SandboxError
 from turnloom.sandbox import directories
-from turnloom.sandbox.contract import FILE_LIMIT, OUTPUT_LIMIT, ExecResult, SandboxUnavailable
+from turnloom.sandbox.contract import FILE_LIMIT, OUTPUT_LIMIT, ExecResult, Needs, SandboxUnavailable
 from turnloom.sandbox.output import Drain
 from turnloom.sandbox.processes import TAG, kill_all, terminate
 
@@ -66,6 +67,9 @@ class LocalSandbox:
     @property
     def home(self) -> str:
         return str(self._base() / "home")
+
+    def reach(self, url: str) -> str:
+        return url
 
     async def start(self) -> None:
         if self._place is not None:
@@ -209,19 +213,43 @@ class LocalSandbox:
         return target
 
 
-async def sweep(parent: Path | None = None) -> None:
-    """End the processes and remove the directories of sandboxes below `parent` (the temporary directory) whose Turnloom is gone."""
+@dataclass(frozen=True, slots=True)
+class LocalBackend:
+    """Sandboxes of this machine without isolation. `parent` is where their directories are made, the temporary directory unless given."""
+
+    parent: Path | None = None
+    grace: float = 2.0
+    name: str = "local"
+
+    async def require(self) -> None:
+        """It needs nothing."""
+
+    def make(self, needs: Needs) -> LocalSandbox:
+        if needs.image or needs.workdir:
+            raise SandboxError(f"a local sandbox has no image {needs.image or needs.workdir!r}: use --sandbox docker or bubblewrap")
+        return LocalSandbox(parent=self.parent, grace=self.grace)
+
+    async def prune(self) -> Sequence[str]:
+        return await sweep(self.parent)
+
+
+async def sweep(parent: Path | None = None) -> list[str]:
+    """End the processes and remove the directories of sandboxes below `parent` (the temporary directory) whose Turnloom is gone;
+    those that were removed."""
+    removed: list[str] = []
     try:
         left = await asyncio.to_thread(directories.stale, parent)
     except OSError as error:
         swallowed(log, "sandbox.stale", "cannot look for old sandboxes: %s", error)
-        return
+        return removed
     for sandbox, place in left:
         log.warning("removing the sandbox %s, whose process is gone", place.path)
         try:
             await _remove(sandbox, place)
+            removed.append(str(place.path))
         except SandboxError as error:
             swallowed(log, "sandbox.stale", "%s", error)
+    return removed
 
 
 async def _remove(sandbox: str, place: directories.Place) -> None:

@@ -14,7 +14,7 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -82,7 +82,7 @@ class Beneath:
                 self._copy_entry(source, directory, name)
 
     def copy_out(self, path: str, target: Path) -> None:
-        """Copy a file or a directory out; symlinks stay symlinks, and modes lose what only the owner's host should grant. Raises OSError."""
+        """Copy a file or a directory out; symlinks stay symlinks, set-user bits go. Raises OSError."""
         with self._open(path, os.O_RDONLY | os.O_NONBLOCK) as descriptor:
             target.parent.mkdir(parents=True, exist_ok=True)
             _copy_out(descriptor, target, 0)
@@ -172,10 +172,8 @@ class Beneath:
             os.chown(draft, self.owner, self.owner, dir_fd=directory, follow_symlinks=False)
             os.rename(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
         elif stat.S_ISDIR(found.st_mode):
-            try:
+            with suppress(FileExistsError):  # Laid over what is there; a file or a symlink in its place fails below.
                 os.mkdir(name, 0o700, dir_fd=directory)
-            except FileExistsError:
-                pass  # Laid over what is there; a file or a symlink in its place fails below.
             inner = os.open(name, _DIRECTORY, dir_fd=directory)
             try:
                 os.fchown(inner, self.owner, self.owner)

@@ -35,7 +35,8 @@ class ExecResult:
     `exit_code` is negative when a signal ended it (-9 for SIGKILL). `stdout` and
     `stderr` hold at most `output_limit` bytes from the two ends with a line
     between that says how many bytes are missing; `*_dropped` is that count.
-    `duration` is in seconds.
+    `duration` is in seconds. `limit` names the limit of the sandbox that ended the
+    command (`disk`), and is empty when none did.
     """
 
     exit_code: int
@@ -45,6 +46,7 @@ class ExecResult:
     stdout_dropped: int
     stderr_dropped: int
     duration: float
+    limit: str = ""
 
     @property
     def truncated(self) -> bool:

@@ -11,6 +11,7 @@ from turnloom.sandbox.contract import Backend
 
 SANDBOXES = {
     "local": "turnloom.sandbox.local:LocalBackend",
+    "bubblewrap": "turnloom.sandbox.bubblewrap:BubblewrapBackend",
 }
 
 

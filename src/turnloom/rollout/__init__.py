@@ -5,13 +5,15 @@ sandbox, on one task, talking to one session of the gateway; what it changed is
 taken as a patch and graded in a second sandbox that the agent never saw.
 """
 
+from turnloom.rollout.attempt import RolloutSettings
 from turnloom.rollout.contract import (
+    Cause,
     Gateway,
     Grade,
     Grader,
     MakeSandbox,
+    Rollout,
     RolloutEvent,
-    RolloutResult,
     RolloutStatus,
     SessionHandle,
     Task,
@@ -20,18 +22,20 @@ from turnloom.rollout.contract import (
 from turnloom.rollout.demo_task import demo_task
 from turnloom.rollout.grade import grade_patch
 from turnloom.rollout.graders import CommandGrader
-from turnloom.rollout.runner import RolloutSettings, run_rollouts
+from turnloom.rollout.runner import Job, jobs, rollout, run_jobs, run_rollouts
 from turnloom.rollout.task import RepositoryTask, load_task
 
 __all__ = [
+    "Cause",
     "CommandGrader",
     "Gateway",
     "Grade",
     "Grader",
+    "Job",
     "MakeSandbox",
     "RepositoryTask",
+    "Rollout",
     "RolloutEvent",
-    "RolloutResult",
     "RolloutSettings",
     "RolloutStatus",
     "SessionHandle",
@@ -39,6 +43,9 @@ __all__ = [
     "Work",
     "demo_task",
     "grade_patch",
+    "jobs",
     "load_task",
+    "rollout",
+    "run_jobs",
     "run_rollouts",
 ]

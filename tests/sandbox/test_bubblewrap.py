@@ -339,6 +339,11 @@ async def test_what_is_copied_out_is_data(sandbox, tmp_path):
         await sandbox.download("deep", tmp_path / "deep")
 
 
+async def test_an_agent_that_moves_its_home_away_does_not_hold_the_next_command(sandbox):
+    await sandbox.exec(["sh", "-c", "mv /sandbox/home /sandbox/elsewhere; chmod 0 /tmp"])
+    assert (await sandbox.exec(["sh", "-c", "pwd; ls /sandbox"])).out == "/sandbox/work\nelsewhere\nwork\n"
+
+
 # An image
 
 

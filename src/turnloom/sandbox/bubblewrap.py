@@ -219,7 +219,7 @@ class BubblewrapSandbox:
             argv,
             env={"PATH": _OUTER_PATH, TAG: tag},
             tag=tag,
-            marker=(f"{ROOT}/home", laid.inside / "sandbox" / "home"),
+            marker=(ROOT, laid.inside / "sandbox"),
             stdin=stdin,
             output_limit=output_limit,
         )

@@ -22,7 +22,7 @@ from turnloom.errors import SandboxError
 from turnloom.sandbox.contract import SandboxUnavailable
 from turnloom.sandbox.output import Drain
 from turnloom.sandbox.processes import kill_all
-from turnloom.sandbox.spawn import DRAIN_TIME, failure, open_pipe, quietly, spawn
+from turnloom.sandbox.spawn import DRAIN_TIME, failure, open_pipe, quietly, spawn, to_the_end
 
 log = logging.getLogger("turnloom.sandbox")
 
@@ -139,7 +139,7 @@ async def launch(
     try:
         await _laid_out(held, info, marker)
     except BaseException:
-        await asyncio.shield(held.end())
+        await to_the_end(held.end())
         raise
     finally:
         info.close()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from turnloom.cli.common import run_async, say
+from turnloom.cli.common import run_async, say, template_kwargs
 from turnloom.errors import ConfigError, TurnloomError
 from turnloom.sandbox.conformance import CHECKS, Check
 from turnloom.sandbox.contract import Backend, Needs
@@ -32,18 +32,23 @@ def sandbox(
     name: Annotated[str | None, typer.Argument(help="The kind to check: local, bubblewrap, …, or package.module:Name.")] = None,
     kind: Annotated[str | None, typer.Option("--sandbox", help="The only kind to prune. Default: all there are.")] = None,
     image: Annotated[str, typer.Option(help="What to check it with, in the kind's own terms.")] = "",
+    sandbox_option: Annotated[
+        list[str] | None, typer.Option("--sandbox-option", help="NAME=VALUE for the one kind that is named. Repeatable.")
+    ] = None,
 ) -> None:
     """Look after sandboxes; exit code 1 when a check fails, 2 when the kind cannot work here.
 
     Example: `turnloom sandbox check bubblewrap`
     """
-    chosen = name or kind
+    chosen, options = name or kind, template_kwargs(sandbox_option, "--sandbox-option")
     if action is Action.PRUNE:
-        run_async(_prune((chosen,) if chosen else tuple(SANDBOXES), named=chosen is not None))
+        if options and chosen is None:
+            raise ConfigError("--sandbox-option takes --sandbox: name the kind that has it")
+        run_async(_prune((chosen,) if chosen else tuple(SANDBOXES), options, named=chosen is not None))
         return
     if chosen is None:
         raise ConfigError(f"name the kind of sandbox to check: one of {', '.join(SANDBOXES)}, or package.module:Name")
-    failed = run_async(_check(load_sandbox(chosen), Needs(image=image)))
+    failed = run_async(_check(load_sandbox(chosen, **options), Needs(image=image)))
     say(f"{chosen}: {len(CHECKS) - failed} of {len(CHECKS)} checks passed")
     raise typer.Exit(int(failed > 0))
 
@@ -75,11 +80,11 @@ async def _problem(backend: Backend, needs: Needs, check: Check) -> str | None:
     return None
 
 
-async def _prune(names: Sequence[str], *, named: bool) -> None:
+async def _prune(names: Sequence[str], options: Mapping[str, Any], *, named: bool) -> None:
     removed = 0
     for name in names:
         try:
-            found = await load_sandbox(name).prune()
+            found = await load_sandbox(name, **options).prune()
         except TurnloomError as error:
             if named:
                 raise

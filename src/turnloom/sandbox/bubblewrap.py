@@ -345,7 +345,7 @@ class BubblewrapBackend:
         *,
         parent: Path | None = None,
         grace: float = 2.0,
-        show: Sequence[Path | str] = (),
+        show: Sequence[Path | str] | str = (),
         processes: int | None = 4096,
         file_size: int | None = 4 << 30,
         disk: int | None = 8 << 30,
@@ -354,7 +354,7 @@ class BubblewrapBackend:
     ) -> None:
         self._parent = Path(parent) if parent is not None else None
         self._grace = grace
-        self._show = tuple(Path(path) for path in show)
+        self._show = tuple(Path(path) for path in ((show,) if isinstance(show, str) else show))
         self._limits = Limits(processes=processes, file_size=file_size, disk=disk, memory=memory, shm=shm)
 
     async def require(self) -> None:

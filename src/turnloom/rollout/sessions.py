@@ -40,7 +40,7 @@ def safe_name(rollout_id: str) -> str:
     Letters, digits, `.`, `_` and `-`, not beginning with a dot, at most 128 characters.
     """
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", rollout_id)
-    plain = re.sub(r"^\.", "_", plain)
+    plain = re.sub(r"^(\.|$)", "_", plain)
     if plain == rollout_id and 0 < len(plain) <= _NAME_LENGTH:
         return plain
     return f"{plain[:_NAME_LENGTH]}.{hashlib.sha256(rollout_id.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"

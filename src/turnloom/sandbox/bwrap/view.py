@@ -29,24 +29,11 @@ UID = 1000
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt", "nix")
 """What of the host's root there is: programs and libraries. Homes, /var, /run, /srv, /mnt and all else are not."""
 
-ETC = (
-    *("alternatives", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "debian_version", "fonts", "host.conf", "inputrc"),
-    *("java-8-openjdk", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
-    *(
-        "localtime",
-        "locale.alias",
-        "locale.gen",
-        "login.defs",
-        "lsb-release",
-        "magic",
-        "mime.types",
-        "os-release",
-        "pki/ca-trust",
-        "pki/tls/certs",
-        "profile",
-    ),
-    *("profile.d", "protocols", "python3", "redhat-release", "rpc", "services", "shells", "terminfo", "timezone"),
-    *("ssl/certs", "ssl/openssl.cnf"),
+ETC = tuple(
+    """alternatives bash.bashrc ca-certificates ca-certificates.conf debian_version fonts host.conf inputrc java-8-openjdk
+    java-11-openjdk java-17-openjdk java-21-openjdk ld.so.cache ld.so.conf ld.so.conf.d localtime locale.alias locale.gen
+    login.defs lsb-release magic mime.types os-release pki/ca-trust pki/tls/certs profile profile.d protocols python3
+    redhat-release rpc services shells ssl/certs ssl/openssl.cnf terminfo timezone""".split()
 )
 """What of the host's /etc there is. Who the host's users are, its network and its services is not."""
 

@@ -85,12 +85,12 @@ def test_a_run_that_was_broken_off_goes_on(engine_url: str, tmp_path: Path, cli:
     other = one_line(cli(*asked, "--temperature", "0.5"))
     assert other.startswith(f"{tmp_path / 'out'} holds a run with other settings: temperature was 1.0, now 0.5.")
     assert "go on with it with --resume" in one_line(cli(*(word for word in asked if word != "--resume")))
-    said = cli(*asked)
-    assert (said.code, said.err.count("removing the sandbox")) == (0, int(number == signal.SIGKILL)), said
+    said = subprocess.run([*TURNLOOM, *asked], capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stderr.count("removing the sandbox")) == (0, int(number == signal.SIGKILL)), said
     assert results(tmp_path)[:2] == first
     assert [row["rollout_id"] for row in results(tmp_path)] == [f"demo-stats-{index}" for index in range(4)]
     assert began(tmp_path) == 5
-    assert "[3/4] demo-stats-2  1 turns, " in said.out
+    assert "[3/4] demo-stats-2  1 turns, " in said.stdout
     assert "4 samples, " in cli("check", tmp_path / "out" / "samples.jsonl").out
     summary = json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))
     assert (summary["complete"], summary["graded"], summary["reward_mean"], summary["turns"]) == (True, 4, 0.0, 4)

@@ -1,0 +1,113 @@
+"""Rollouts on a Ray cluster: three gateways, a gateway and a worker killed in the middle, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from turnloom import Client
+from turnloom.errors import ConfigError
+from turnloom.export.check import check_samples
+from turnloom.harness.registry import load_harness
+from turnloom.rollout import RolloutSettings, RolloutStatus, demo_task
+from turnloom.rollout.contract import Rollout
+from turnloom.rollout.ray_cluster import ClusterSettings, RayCluster
+from turnloom.rollout.runner import jobs
+from turnloom.sandbox import LocalBackend
+from turnloom.testing.scripted_engine import Reply, ScriptedEngine
+from turnloom.testing.tokenizers import qwen_directory, qwen_tokenizer
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'turnloom[ray]'")
+
+ROLLOUTS = 64
+
+AGENT = """
+import json, os, time, urllib.error, urllib.request
+def ask(messages):
+    body = json.dumps({"model": "m", "max_tokens": 50, "messages": messages}).encode()
+    for _ in range(600):
+        try:
+            request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", body)
+            return json.load(urllib.request.urlopen(request, timeout=120))
+        except urllib.error.HTTPError as error:
+            if error.code < 500: raise
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.1)
+    raise SystemExit("the gateway does not come back")
+messages = []
+for turn in range(3):
+    messages.append({"role": "user", "content": f"step {turn}"})
+    messages.append({"role": "assistant", "content": ask(messages)["content"]})
+text = open("stats.py").read()
+open("stats.py", "w").write(text.replace(" (len(values) + 1)", " len(values)"))
+"""
+
+
+@pytest.fixture(scope="module")
+def _cluster() -> Iterator[None]:
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+def cluster(engine: str, path: Path, **settings: int) -> RayCluster:
+    options = {"engine": engine, "tokenizer": str(qwen_directory("qwen2.5"))}
+    harness = load_harness("command", argv=[sys.executable, "-c", AGENT])
+    (path / "sandboxes").mkdir()
+    rollouts = RolloutSettings(sandbox=LocalBackend(parent=path / "sandboxes", grace=0.5).make, pause=0.1, boots=4)
+    return RayCluster(None, options, harness, rollouts, ClusterSettings(str(path / "stores"), cpus=0.1, **settings))
+
+
+@pytest.mark.usefixtures("_cluster")
+async def test_64_rollouts_on_three_gateways_of_which_one_is_killed(tmp_path: Path) -> None:
+    ended: list[Rollout] = []
+    half, killed = asyncio.Event(), Counter[str]()
+
+    async def keep(result: Rollout) -> None:
+        ended.append(result)
+        if len(ended) == 8:
+            half.set()
+
+    async def wreck(running: RayCluster) -> None:
+        await half.wait()
+        for name, placed in (("gateway", running._gateways[1]), ("worker", running._workers[0])):
+            os.kill(await placed.actor.pid.remote(), signal.SIGKILL)
+            killed[name] += 1
+
+    tokenizer = qwen_tokenizer("qwen2.5")
+    engine = ScriptedEngine(
+        lambda *_: Reply("One two three", delay=0.05), tokenizer=tokenizer, end_id=tokenizer.control_tokens["<|im_end|>"]
+    )
+    async with engine, cluster(engine.url, tmp_path, gateways=3, workers=2, per_worker=32) as running:
+        planned = jobs([demo_task()], ROLLOUTS)
+        wrecker = asyncio.create_task(wreck(running))
+        await running.run_jobs(planned, on_rollout=keep, concurrency=ROLLOUTS)
+        await wrecker
+        assert killed == {"gateway": 1, "worker": 1}
+        assert Counter(result.status for result in ended) == {RolloutStatus.GRADED: ROLLOUTS}, [r.error for r in ended if r.error]
+        assert {result.rollout_id for result in ended} == {job.rollout for job in planned}
+        assert {result.reward for result in ended} == {1.0}
+        samples = [sample for result in ended for sample in result.samples]
+        assert check_samples(samples).ok
+        assert {len(result.samples) for result in ended} == {1}
+        on_record: Counter[str] = Counter()
+        for address in running.addresses:
+            async with Client(address.url, address.admin_key) as client:
+                for listed in await client.sessions(limit=1000):
+                    on_record[listed["id"]] += 1
+                    assert listed.get("status") == "closed", listed
+        assert set(on_record) >= {result.session_id for result in ended}
+    assert list((tmp_path / "sandboxes").iterdir()) == []
+
+
+async def test_a_cluster_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        cluster("http://127.0.0.1:1", tmp_path, gateways=0)

@@ -70,10 +70,11 @@ def test_a_run_that_was_broken_off_goes_on(engine_url: str, tmp_path: Path, cli:
     monkeypatch.setenv("TMPDIR", str(scratch))
     os.mkfifo(tmp_path / "gate")
     asked = words(engine_url, tmp_path, "-n", "4", "--resume")
-    with subprocess.Popen([*TURNLOOM, *asked], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*TURNLOOM, *asked], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         (tmp_path / "gate").read_text("utf-8")  # waits for the third agent
         process.send_signal(number)
-        process.wait()
+        told = process.communicate()[0].splitlines()[-1]
+    assert told.startswith("[2/4] " if number == signal.SIGKILL else "broken off: 2 of 4 rollouts have ended; go on with ")
     assert process.returncode in (128 + number, -number)
     first = results(tmp_path)
     assert [row["rollout_id"] for row in first] == ["demo-stats-0", "demo-stats-1"]

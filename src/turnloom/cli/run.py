@@ -223,6 +223,9 @@ async def _run(
 
             try:
                 await run_jobs(gateway, left, harness, settings, concurrency=concurrency, on_rollout=ended, on_event=shown.event)
+            except asyncio.CancelledError:
+                shown.tell(f"broken off: {shown.done} of {len(planned)} rollouts have ended; go on with the same command and --resume")
+                raise
             finally:
                 summary = summary_of(folder.rows, len(planned), time.monotonic() - begun)
                 folder.write_summary(summary)

@@ -51,7 +51,7 @@ class RolloutSettings:
     (None: the budget and GUARD_ALLOWANCE). `retries` is how often a rollout is begun anew
     when its sandbox gives out or its gateway is lost, and a grading when its sandbox does; a
     rollout whose agent made no model call is begun anew at most once. `pause` is the wait before the first of these,
-    doubled each time. `boots` is how many sandboxes start at once.
+    doubled each time. `boots` is how many sandboxes start at once in a call for many.
     """
 
     sandbox: MakeSandbox = LocalBackend().make

@@ -98,6 +98,8 @@ async def test_64_rollouts_on_three_gateways_of_which_one_is_killed(tmp_path: Pa
         samples = [sample for result in ended for sample in result.samples]
         assert check_samples(samples).ok
         assert {len(result.samples) for result in ended} == {1}
+        async with running.gateway() as every:
+            assert len(await (await every.handle(ended[0].session_id)).samples()) == 1
         on_record: Counter[str] = Counter()
         for address in running.addresses:
             async with Client(address.url, address.admin_key) as client:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from turnloom.rollout.runner import Job, rollout
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a gateway is reached, from every node."""
+    """Where a gateway is reached, from every node, and the tokens that its engine's context holds."""
 
     url: str
-    admin_key: str
+    admin_key: str = field(repr=False)
+    context_tokens: int
 
 
 class GatewayHost:
@@ -45,7 +46,8 @@ class GatewayHost:
         async with self._starting:
             if self._gateway is None:
                 self._gateway = await self._start()
-        return Address(self._gateway.url, self._key)
+        context = (await self._gateway.engine.capabilities()).context_length
+        return Address(self._gateway.url, self._key, context)
 
     async def _start(self) -> Gateway:
         self._store.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +87,7 @@ class RolloutWorker:
                 client,
                 job.task,
                 self._harness,
-                self._settings,
+                replace(self._settings, context_tokens=gateway.context_tokens),
                 rollout_id=job.rollout,
                 group=job.group,
                 index=job.index,

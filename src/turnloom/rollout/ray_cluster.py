@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from types import TracebackType
 from typing import Any, Self, cast
 
+from turnloom.client.remote import Client
 from turnloom.counters import swallowed
 from turnloom.errors import ConfigError, GatewayUnavailable
 from turnloom.harness.contract import Harness
@@ -23,6 +25,7 @@ from turnloom.rollout.attempt import RolloutSettings
 from turnloom.rollout.contract import Cause, Rollout
 from turnloom.rollout.ray_actors import Address, GatewayHost, RolloutWorker, import_ray
 from turnloom.rollout.runner import Job, OnRollout
+from turnloom.rollout.spread import Spread
 
 log = logging.getLogger("turnloom.rollout")
 
@@ -95,6 +98,12 @@ class RayCluster:
             raise
         self._beside(self._watching())
         return self
+
+    @asynccontextmanager
+    async def gateway(self) -> AsyncIterator[Spread]:
+        """All gateways as one, for what is left to do when the jobs have ended: each session is found where it is."""
+        async with AsyncExitStack() as clients:
+            yield Spread([await clients.enter_async_context(Client(each.url, each.admin_key)) for each in self.addresses])
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self._end()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from turnloom.errors import SandboxError
+from turnloom.errors import NotFound, SandboxError
 from turnloom.harness import load_harness
 from turnloom.rollout import CommandGrader, RepositoryTask, RolloutSettings, RolloutStatus, demo_task, grade_patch, run_rollouts
 from turnloom.sandbox import LocalBackend, LocalSandbox, SandboxUnavailable
@@ -40,8 +40,12 @@ class Session:
         self.finished.append(reward)
         return []
 
-    async def stats(self):
-        return {"turns": 1, "tokens": 1, "lineages": 1, "forks": 0}
+    async def status(self):
+        counts = {"in_flight": 0, "sampled_tokens": 1, "lineages": 1, "forks": {}, "outcomes": {"delivered": 1}, "reached": []}
+        return {"turns": 1, **counts}
+
+    async def drop(self):
+        pass
 
 
 class OneSession:
@@ -51,11 +55,14 @@ class OneSession:
     async def open_session(self, **_):
         return self.session
 
+    async def handle(self, session_id):
+        raise NotFound(session_id)
+
 
 async def rollout(body, tmp_path, task=None, sandbox=LocalSandbox):
     """One rollout of the agent. Its sandboxes are gone afterwards."""
     gateway = OneSession()
-    settings = RolloutSettings(sandbox=lambda needs: sandbox(parent=tmp_path, grace=0.2), boot_pause=0.01, boot_retries=1)
+    settings = RolloutSettings(sandbox=lambda needs: sandbox(parent=tmp_path, grace=0.2), pause=0.01, retries=1)
     agent = load_harness("command", argv=[sys.executable, "-c", AGENT + body])
     (result,) = await run_rollouts(gateway, task or demo_task(), agent, settings=settings)
     assert gateway.session.finished == [result.reward]

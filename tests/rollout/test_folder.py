@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,14 @@ def test_a_line_that_was_cut_off_is_removed_and_other_damage_is_said(tmp_path: P
     results.write_bytes(b"{not json}\n" + whole)
     with pytest.raises(ConfigError, match=r"results\.jsonl line 1 is not the result of a rollout"):
         RunFolder.open(tmp_path, SETTINGS, resume=True)
+
+
+def test_many_threads_write_whole_lines(tmp_path: Path) -> None:
+    with RunFolder.open(tmp_path, SETTINGS, resume=False) as folder:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(folder.add, (ended(f"r{i}", detail="x" * 200_000) for i in range(40))))
+    with RunFolder.open(tmp_path, SETTINGS, resume=True) as folder:
+        assert folder.graded == {f"r{i}" for i in range(40)}
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:

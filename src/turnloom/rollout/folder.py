@@ -19,6 +19,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any, Self
 
 from turnloom.errors import ConfigError, StoreError
@@ -42,6 +43,7 @@ class RunFolder:
         """Whether an earlier command began this run."""
         self._lock = lock_descriptor
         self._rows = rows
+        self._writing = Lock()
 
     @classmethod
     def open(cls, path: Path, settings: Mapping[str, Any], *, resume: bool) -> Self:
@@ -85,11 +87,11 @@ class RunFolder:
         return self.path / LOGS / safe_name(rollout_id)
 
     def add(self, rollout: Rollout) -> None:
-        """Write a rollout that ended: its logs, then its line, which is on disk when this returns. Raises ConfigError."""
+        """Write a rollout that ended: its logs, then its line, which is on disk when this returns. From any thread. Raises ConfigError."""
         row = row_of(rollout)
         try:
             self._write_logs(rollout)
-            with open(self.path / RESULTS, "ab") as file:
+            with self._writing, open(self.path / RESULTS, "ab") as file:
                 file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())

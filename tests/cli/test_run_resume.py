@@ -158,3 +158,18 @@ def test_an_engine_that_is_not_there_leaves_a_folder_that_can_be_used(engine_url
 def test_what_cannot_be_is_said_before_anything_runs(engine_url: str, tmp_path: Path, cli: Cli, more: list[str], told: str) -> None:
     assert told in one_line(cli(*words(engine_url, tmp_path), *more))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_tasks_is_run_in_groups(engine_url: str, tmp_path: Path, cli: Cli) -> None:
+    for name in ("two", "one"):
+        (tmp_path / "tasks" / name / "files").mkdir(parents=True)
+        (tmp_path / "tasks" / name / "task.toml").write_text('prompt = "Do it."\n[eval]\nargv = ["true"]\n', "utf-8")
+    given = [w for word in (sys.executable, "-c", ASK) for w in ("--arg", word)]
+    out = ("--out", tmp_path / "out")
+    said = cli("run", tmp_path / "tasks", "-n", "2", "--agent", "command", *given, "--engine", engine_url, *out)
+    assert said.code == 0, said
+    rows = results(tmp_path)
+    assert sorted(row["rollout_id"] for row in rows) == ["one-0", "one-1", "two-0", "two-1"]
+    assert {(row["task"], row["group_id"], row["reward"]) for row in rows} == {("one", "one", 1.0), ("two", "two", 1.0)}
+    table = [" ".join(line.split()[:4]) for line in said.out.splitlines()[-8:-4]]
+    assert table == ["task rollouts graded reward", "one 2 2 1.000", "two 2 2 1.000", "all 4 4 1.000"]

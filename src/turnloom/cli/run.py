@@ -75,7 +75,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    tasks: Annotated[str, typer.Argument(help="A file or a folder of tasks, one task's folder, or `demo`.")],
+    tasks: Annotated[str, typer.Argument(help="A task's folder with its task.toml, a folder of such folders, or `demo`.")],
     agent: Annotated[str, typer.Option(help="sdk-agent, pi, claude-code, command, or package.module:Name.")] = "sdk-agent",
     agent_option: Annotated[
         list[str] | None, typer.Option("--agent-option", help="NAME=VALUE for the agent, VALUE as JSON or as it is. Repeatable.")
@@ -176,8 +176,13 @@ async def _require(harness: Harness, backend: Backend) -> None:
 
 
 def load_them(name: str) -> list[Task]:
-    """The tasks that the argument names. Raises TaskError."""
-    return [demo_task()] if name == "demo" else [load_task(Path(name))]
+    """The tasks that the argument names: of a folder that is none itself, those of its own folders, by name. Raises TaskError."""
+    if name == "demo":
+        return [demo_task()]
+    path = Path(name)
+    inside = sorted(place.parent for kind in ("toml", "json") for place in path.glob(f"*/task.{kind}"))
+    own = any((path / f"task.{kind}").is_file() for kind in ("toml", "json"))
+    return [load_task(each) for each in dict.fromkeys(inside)] if inside and not own else [load_task(path)]
 
 
 def _words(agent: str, argv: Sequence[str]) -> dict[str, Any]:

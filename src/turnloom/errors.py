@@ -25,11 +25,17 @@ TurnloomError
 
 from __future__ import annotations
 
+MAX_MESSAGE = 1500
+"""Characters of an error's message: what it is about may be of any length, and goes into answers and logs."""
+
 
 class TurnloomError(Exception):
     """Root of everything Turnloom raises on purpose. `status` is the HTTP status a client sees."""
 
     status: int = 500
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…")
 
 
 class RequestError(TurnloomError):

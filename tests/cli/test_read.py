@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,34 @@ def test_export_writes_every_session_and_the_file_checks(cli: Cli, recorded: Pat
     checked = cli("check", out)
     assert (checked.code, checked.err) == (0, "")
     assert checked.out.splitlines()[-1] == "every law holds"
+
+
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [
+        ("UPDATE deltas SET output = x'00000000' WHERE session = (SELECT number FROM sessions WHERE id = 'alpha-two')", "alpha-two"),
+        ("UPDATE sessions SET body = x'01ff' WHERE id = 'beta'", "beta"),
+    ],
+    ids=["a turn", "a row"],
+)
+def test_a_damaged_session_is_left_out_and_said_and_the_others_are_exported(
+    cli: Cli, recorded: Path, tmp_path: Path, damage: str, left: str
+) -> None:
+    store, out = tmp_path / "copy.db", tmp_path / "some.jsonl"
+    with sqlite3.connect(recorded) as whole, sqlite3.connect(store) as copy:
+        whole.backup(copy)
+        copy.execute(damage)
+        copy.commit()
+    said = cli("export", out, "--store", store)
+    assert said.code == 1
+    assert f"session {left} " in said.out
+    assert "see `turnloom fsck`" in said.out
+    assert "Error:" not in said.out
+    assert said.out.splitlines()[-1] == "1 damaged sessions are left out"
+    assert {s.session_id for s in read_samples(out)} == {"alpha-one", "alpha-two", "beta"} - {left}
+    forks = cli("forks", "--store", store)
+    assert forks.code == 0
+    assert "2 sessions, " in forks.out
 
 
 def test_export_of_chosen_sessions(cli: Cli, recorded: Path, tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import turnloom
-from tests.client.conftest import Side
+from tests.client.conftest import KINDS, Side, side
 from turnloom.errors import BadRequest, NotFound
 from turnloom.export.check import check_samples
+from turnloom.store.contract import Limits
+from turnloom.types import Sampling
 
 Session = Any
 
@@ -97,7 +100,7 @@ async def test_a_handle_of_another_session_knows_no_key(one: Side) -> None:
     session = await one.client.handle("a.b")
     assert (session.id, session.key, session.base_url, dict(session.urls), dict(session.env)) == ("a.b", "", "", {}, {})
     assert (await session.status())["metadata"] == {"x": 1}
-    for name in ("nobody", "../store", "a/../b", "%2e%2e", "?x=1", "#", "é"):
+    for name in ("nobody", "../store", "a/../b", "%2e%2e", "?x=1", "#", "é", "\ud800", "a\nb"):
         with pytest.raises(NotFound):
             await one.client.handle(name)
 
@@ -107,9 +110,9 @@ async def test_what_is_refused_raises_the_gateways_own_error(one: Side) -> None:
     with pytest.raises(BadRequest, match="taken"):
         await one.client.open_session(id="taken")
     for value in (math.nan, math.inf, -math.inf):
-        with pytest.raises(BadRequest, match="not a finite number"):
+        with pytest.raises(BadRequest, match="a finite number"):
             await session.reward(value)
-        with pytest.raises(BadRequest, match="not a finite number"):
+        with pytest.raises(BadRequest, match="a finite number"):
             await session.finish(value)
     with pytest.raises(BadRequest, match="lineage"):
         await session.reward(1.0, lineage="nobody")
@@ -131,3 +134,52 @@ async def test_the_store_and_the_engines(one: Side) -> None:
     assert (held["paused"], held["running"]) == (True, 0)
     assert (await one.client.engines())["pools"]["policy"]["paused"] is True
     assert (await one.client.resume())["paused"] is False
+
+
+WRONG_CALLS = {
+    "ttl": lambda c: c.open_session(limits=Limits(ttl=math.nan)),
+    "endless turn": lambda c: c.open_session(limits=Limits(turn_timeout=math.inf)),
+    "id": lambda c: c.open_session(id="a/b"),
+    "dots": lambda c: c.open_session(id=".."),
+    "temperature": lambda c: c.open_session(sampling=Sampling(temperature=-1)),
+    "schema": lambda c: c.open_session(sampling={"json_schema": "{}"}),
+    "labels": lambda c: c.open_session(labels={"a": 1}),
+    "group": lambda c: c.open_session(group=None),
+    "metadata": lambda c: c.open_session(metadata={"a": {1}}),
+    "limit": lambda c: c.sessions(limit=5000),
+    "negative": lambda c: c.sessions(limit=-1),
+    "offset": lambda c: c.sessions(offset=-3),
+    "status": lambda c: c.sessions(status="bogus"),
+    "mode": lambda c: c.pause("bogus"),
+    "seconds": lambda c: c.pause("wait", seconds=math.nan),
+}
+
+
+@pytest.mark.parametrize("call", WRONG_CALLS.values(), ids=WRONG_CALLS)
+async def test_the_same_is_refused_by_all(call: Callable[[Any], Awaitable[object]], one: Side) -> None:
+    with pytest.raises(BadRequest):
+        await call(one.client)
+
+
+async def test_what_differs_from_the_gateways_own_is_said_as_a_mapping() -> None:
+    for kind in KINDS:
+        async with side(kind, sampling=Sampling(temperature=0.5), limits=Limits(max_turns=9, ttl=100.0)) as one:
+            some = await one.client.open_session(sampling={"top_k": 3, "stop": ("END",)}, limits={"max_turns": 2})
+            status = await some.status()
+            assert (status["sampling"]["temperature"], status["sampling"]["top_k"]) == (0.5, 3)
+            assert (status["limits"]["ttl"], status["limits"]["max_turns"]) == (100.0, 2)
+            whole = await (await one.client.open_session(sampling=Sampling(top_k=3), limits=Limits(max_turns=2))).status()
+            assert (whole["sampling"]["temperature"], whole["limits"]["ttl"]) == (1.0, None)
+
+
+async def test_metadata_comes_back_as_it_will_be_read_ever_after(one: Side) -> None:
+    session = await one.client.open_session(metadata={"pair": (1, 2), "figure": np.float64(0.5)})
+    assert (await session.status())["metadata"] == {"pair": [1, 2], "figure": 0.5}
+
+
+async def test_a_session_is_dropped_by_its_name(one: Side) -> None:
+    session = await one.client.open_session()
+    await one.client.drop(session.id)
+    for gone in (one.client.drop(session.id), one.client.handle(session.id)):
+        with pytest.raises(NotFound):
+            await gone

@@ -196,7 +196,7 @@ async def test_any_number_of_rewards_is_merged_by_the_sessions_rule(
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "high", None, 10**400])
 async def test_what_is_no_finite_number_is_no_reward(value: Any, some: Sessions) -> None:
     session, _ = await some.open()
-    with pytest.raises(BadRequest, match="is not a finite number"):
+    with pytest.raises(BadRequest, match=r"value: Input should be a (finite|valid) number"):
         await session.reward(value)
     if value is not None:
         with pytest.raises(BadRequest):
@@ -267,7 +267,7 @@ async def test_a_drop_ends_turns_in_flight_at_once_and_waits_for_their_records(s
 
 @pytest.mark.parametrize(("name", "word"), [("reward_rule", "median"), ("repeats", "always")])
 async def test_a_word_that_is_none_of_those_known_is_refused(name: str, word: str, some: Sessions) -> None:
-    with pytest.raises(BadRequest, match=f"{name}: '{word}' is none of"):
+    with pytest.raises(BadRequest, match=f"{name}: Input should be"):
         await some.open(**{name: word})
 
 

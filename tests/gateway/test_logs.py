@@ -9,9 +9,11 @@ import logging
 import sys
 import warnings
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from tests.support.gateways import bench, follow, user
 from tests.support.logs import written
@@ -116,7 +118,9 @@ def test_a_line_for_people_shows_control_characters_escaped_and_keeps_the_lines_
         ("/v1beta/models/m:generateContent?alt=sse&key=abc&x=1", "/v1beta/models/m:generateContent?alt=sse&key=…&x=1"),
         (f"the key {OURS}, and more", "the key tl-…, and more"),
         (f"'{OURS}'", "'tl-…'"),
-        (f"{OURS}{OURS}", f"{OURS}{OURS}"),
+        (f"{OURS}{OURS}", "tl-…tl-…"),
+        (f"web_search\\n{OURS}", "web_search\\ntl-…"),
+        (f"%20{OURS}%22", "%20tl-…%22"),
         ("nothing of the kind: /sessions/one, monkey=1", "nothing of the kind: /sessions/one, monkey=1"),
     ],
 )
@@ -220,6 +224,23 @@ async def test_the_access_log_is_off_unless_asked_for_and_shows_no_key(on: bool)
     assert [line["session"] for line in found] == [session, session]
     assert found[0]["bytes"] > 0
     assert key not in lines.raw
+
+
+@pytest.mark.parametrize("open_sessions", [False, True], ids=["ours", "of their own"])
+async def test_no_spelling_of_a_key_in_an_address_gets_into_the_access_log(open_sessions: bool) -> None:
+    with written() as lines:
+        async with bench(lambda *_: "Yes", access_log=True, open_sessions=open_sessions) as b:
+            key = "it's-my-own key" if open_sessions else b.handle.key
+            spelled = [quote(key), "".join(f"%{ord(c):02X}" for c in key)]
+            for each in spelled:
+                paths = (f"/%73/{each}/v1/messages", f"/s/{each}/v1/messages", f"/s%2F{each}/v1/messages", f"/v1/messages?k%65y={each}")
+                for path in (*paths, f"/v1/messages?api_key=%22{each}%22", f"/v1/messages?token=Bearer%20{each}", f"/v1/models/%20{each}"):
+                    async with b.http.post(URL(b.gateway.url + path, encoded=True), json=user("hi")):
+                        pass
+    parts = [line for line in lines.raw.splitlines() if "token=" not in line and "api_key=" not in line and "/v1/models" not in line]
+    assert len(lines.of(ACCESS.name)) == 14
+    for told in [*spelled, key, quote_plus(key)]:
+        assert told not in ("\n".join(parts) if open_sessions else lines.raw)
 
 
 async def test_no_key_is_in_the_log_whatever_goes_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def written_by_another(path: Path) -> Iterator[int]:
 async def test_a_store_that_another_process_writes_names_it_and_opens_when_it_was_killed(path: Path) -> None:
     store = SQLiteStore(path)
     with written_by_another(path) as process:
-        with pytest.raises(StoreError, match=f"being written by process {process}; stop it, or open the store read-only"):
+        with pytest.raises(StoreError, match=f"being written by process {process}; stop it, or give another --store"):
             await store.open()
     await store.open()
     await store.put_session(make_row())

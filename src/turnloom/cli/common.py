@@ -17,12 +17,13 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from turnloom.core.dump import clip, escaped
-from turnloom.core.tree import Tree
+from turnloom.core.match import CANONICAL
 from turnloom.core.unroll import DEFAULT_TRAINING, Overlong, Training
 from turnloom.engine.pool import PATIENCE
-from turnloom.errors import ConfigError
+from turnloom.errors import ConfigError, StoreError
 from turnloom.gateway.pools import by_pool
 from turnloom.gateway.session import Session
+from turnloom.gateway.sessions import grown
 from turnloom.store.contract import Entry, SessionRow, Store
 from turnloom.store.sqlite import SQLiteStore
 from turnloom.wire.quirks import ALL as ALL_QUIRKS
@@ -219,14 +220,16 @@ async def reading(path: Path) -> AsyncIterator[SQLiteStore]:
         await store.close()
 
 
-async def all_rows(store: Store) -> list[SessionRow]:
-    """Every session that can be read, newest first; of each other it says so."""
+async def all_rows(store: Store, left: list[str] | None = None) -> list[SessionRow]:
+    """Every session that can be read, newest first; of each other it says so, and puts its id into `left`."""
     entries: list[Entry] = []
     while page := await store.sessions(limit=500, offset=len(entries)):
         entries += page
     for entry in entries:
         if entry.row is None:
-            say(f"turnloom: session {clip(entry.id, 80)} cannot be read: {entry.error}")
+            say(f"turnloom: session {clip(entry.id, 80)} cannot be read: {entry.error}; see `turnloom fsck`")
+            if left is not None:
+                left.append(entry.id)
     return [entry.row for entry in entries if entry.row is not None]
 
 
@@ -246,7 +249,19 @@ async def find_row(store: Store, wanted: str) -> SessionRow:
 
 
 async def load_session(store: Store, row: SessionRow) -> Session:
-    tree = Tree()
-    for delta in await store.deltas(row.id):
-        tree.apply(delta)
-    return Session(row, store, tree)
+    """Raises StoreError where it is damaged."""
+    return Session(row, store, grown(CANONICAL, await store.deltas(row.id)))
+
+
+async def load_sessions(store: Store, wanted: Sequence[str] | None, left: list[str]) -> AsyncIterator[Session]:
+    """Those that `wanted` names, or all of the store, oldest first. What is damaged is said, and its id put into `left`."""
+    if wanted:
+        rows = list({row.id: row for row in [await find_row(store, each) for each in wanted]}.values())
+    else:
+        rows = list(reversed(await all_rows(store, left)))
+    for row in rows:
+        try:
+            yield await load_session(store, row)
+        except StoreError as error:
+            left.append(row.id)
+            say(f"turnloom: session {clip(row.id, 80)} is left out: {error}; see `turnloom fsck`")

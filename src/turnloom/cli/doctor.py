@@ -9,7 +9,7 @@ import typer
 
 from turnloom.cli import doctor_engine
 from turnloom.cli.common import ChatTemplateOption, RendererOption, TemplateArgOption, ToolFormatOption, say, template_kwargs
-from turnloom.engine.models import find_model
+from turnloom.engine.models import tokenizer_source
 from turnloom.errors import ConfigError
 from turnloom.parse.contract import CallEvent, ParserFactory
 from turnloom.parse.formats import AUTO, parser_factory, taught_format
@@ -62,8 +62,7 @@ def doctor(
 
 
 def _load(name: str, chat_template: str | None) -> HFTokenizer:
-    source = find_model(name.removeprefix("local:")) if name.startswith("local:") else name
-    return load_tokenizer(source, chat_template=chat_template)
+    return load_tokenizer(tokenizer_source(name), chat_template=chat_template)
 
 
 def _examine(loaded: HFTokenizer, template_arg: list[str] | None, renderer: str, tool_format: str) -> tuple[dict[str, Any], Profile]:

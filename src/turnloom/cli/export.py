@@ -12,9 +12,7 @@ from turnloom.cli.common import (
     OverlongOption,
     SkipLabelOption,
     StoreOption,
-    all_rows,
-    find_row,
-    load_session,
+    load_sessions,
     reading,
     run_async,
     say,
@@ -40,25 +38,28 @@ def export(
     overlong: OverlongOption = Overlong.TRUNCATE,
     skip_label: SkipLabelOption = None,
 ) -> None:
-    """Export samples for a trainer.
+    """Export samples for a trainer. Exit code 1 where a damaged session was left out.
 
     Example: `turnloom export samples.parquet --store runs/demo/turnloom.db`
     """
     chosen = format or _by_ending(out)
-    samples, skipped = run_async(_collect(store, sessions, Longest(max_tokens, overlong), training(skip_label)))
+    left: list[str] = []
+    samples, skipped = run_async(_collect(store, sessions, Longest(max_tokens, overlong), training(skip_label), left))
     write(samples, out, chosen)
     say(f"{len(samples)} samples, {sum(int(s.loss_mask.sum()) for s in samples)} trained tokens in {out}")
     if skipped:
         say(f"{skipped} sampled tokens do not train; `turnloom show SESSION` says why")
+    if left:
+        say(f"{len(left)} damaged sessions are left out")
+        raise typer.Exit(1)
 
 
-async def _collect(path: Path, wanted: list[str] | None, longest: Longest, policy: Training) -> tuple[list[Sample], int]:
+async def _collect(path: Path, wanted: list[str] | None, longest: Longest, policy: Training, left: list[str]) -> tuple[list[Sample], int]:
     samples: list[Sample] = []
     skipped = 0
     async with reading(path) as store:
-        rows = [await find_row(store, w) for w in wanted] if wanted else list(reversed(await all_rows(store)))
-        for row in {row.id: row for row in rows}.values():
-            unrolled = (await load_session(store, row)).unroll(longest, policy)
+        async for session in load_sessions(store, wanted, left):
+            unrolled = session.unroll(longest, policy)
             samples += unrolled.samples
             skipped += sum(u.tokens for u in unrolled.untrained)
     return weigh(samples), skipped

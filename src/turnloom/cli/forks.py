@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from turnloom.cli.common import DEFAULT_STORE, StoreOption, all_rows, find_row, load_session, reading, run_async, say
+from turnloom.cli.common import DEFAULT_STORE, StoreOption, load_sessions, reading, run_async, say
 from turnloom.core.dump import clip
 from turnloom.errors import ConfigError
 from turnloom.types import Turn
@@ -101,11 +101,10 @@ def _named(what: str | None, store: Path) -> tuple[Path, str | None]:
 async def _collect(path: Path, session: str | None, examples: int) -> Summary:
     summary = Summary()
     async with reading(path) as store:
-        rows = [await find_row(store, session)] if session is not None else list(reversed(await all_rows(store)))
-        for row in rows:
+        async for found in load_sessions(store, None if session is None else [session], []):
             summary.sessions += 1
-            for turn in (await load_session(store, row)).tree.turns.values():
-                summary.add(row.id, turn, examples)
+            for turn in found.tree.turns.values():
+                summary.add(found.row.id, turn, examples)
     return summary
 
 

@@ -46,7 +46,7 @@ from turnloom.engine.pool import PATIENCE
 from turnloom.errors import ConfigError
 from turnloom.gateway import logs, otel
 from turnloom.gateway.api import Gateway
-from turnloom.gateway.bind import check_bind
+from turnloom.gateway.bind import check_bind, checked_key
 from turnloom.gateway.memory import IDLE_SECONDS, IDLE_SESSIONS
 from turnloom.gateway.observe import Spans
 from turnloom.store.contract import Limits
@@ -128,6 +128,7 @@ def serve(
     Then open a session with `curl -X POST -H "Authorization: Bearer $ADMIN_KEY" http://127.0.0.1:8600/api/v1/sessions`
     and give its `env` to an agent.
     """
+    admin_key = checked_key(admin_key)
     check_bind(host, admin_key)
     key = admin_key or secrets.token_urlsafe(32)
     _set_up_logs(log_format, log_level, access_log)

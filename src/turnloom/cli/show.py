@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from turnloom.cli.common import DEFAULT_STORE, StoreOption, find_row, load_session, reader_left, reading, run_async
+from turnloom.cli.common import DEFAULT_STORE, StoreOption, find_row, load_session, reader_left, reading, run_async, say
 from turnloom.core.dump import dump_samples, dump_tree, escaped, summary
+from turnloom.engine.models import tokenizer_source
 from turnloom.gateway.session import Session
 from turnloom.tokenizer import load_tokenizer
 
@@ -24,15 +25,19 @@ def register(app: typer.Typer) -> None:
 def show(
     session: Annotated[str, typer.Argument(help="A session's id, the start of one, or `latest`.")],
     store: StoreOption = DEFAULT_STORE,
-    tokenizer: Annotated[str | None, typer.Option(help="Decode the samples' tokens with this tokenizer.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Decode the samples' tokens with this tokenizer: a folder, hub id or .gguf file, or local:MODEL.")
+    ] = None,
 ) -> None:
     """Show a session: its messages, its turns with their forks, and what of it trains.
 
     Example: `turnloom show latest --store runs/demo/turnloom.db`
     """
     found = run_async(_load(store, session))
-    decode = load_tokenizer(tokenizer).decode if tokenizer else None
+    decode = load_tokenizer(tokenizer_source(tokenizer)).decode if tokenizer else None
     print_session(found, decode)
+    if decode is None:
+        say("tokens are not decoded: give --tokenizer")
 
 
 async def _load(path: Path, wanted: str) -> Session:

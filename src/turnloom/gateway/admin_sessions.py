@@ -22,19 +22,17 @@ from turnloom.export.canonical import to_line
 from turnloom.export.registry import FORMATS, load_format
 from turnloom.gateway import auth
 from turnloom.gateway.admin_answers import Damaged, Listed, listed, opened, status_answer, store_answer, tree_answer
-from turnloom.gateway.admin_bodies import FinishBody, OpenBody, RewardBody
+from turnloom.gateway.admin_bodies import FinishBody, LimitsBody, OpenBody, RewardBody, SamplingBody
 from turnloom.gateway.admin_body import read_model
 from turnloom.gateway.samples import Snapshot
 from turnloom.gateway.session import Session
-from turnloom.gateway.sessions import Sessions, hash_key
+from turnloom.gateway.sessions import MAX_LISTED, Sessions, hash_key
 from turnloom.store.contract import Entry
 from turnloom.types import Sample
 
 log = logging.getLogger("turnloom.gateway")
 
 T = TypeVar("T")
-
-STATUSES = ("open", "closed")
 
 PIECE = 256 * 1024
 """Bytes of an answer that are made before some are sent."""
@@ -55,8 +53,8 @@ class SessionCalls:
             session, key = await self._sessions.open(
                 session_id=body.id,
                 key=body.key,
-                sampling=body.sampling.sampling() if body.sampling else None,
-                limits=body.limits.limits() if body.limits else None,
+                sampling=_given(body.sampling),
+                limits=_given(body.limits),
                 group=body.group,
                 rollout=body.rollout,
                 labels=body.labels,
@@ -81,10 +79,8 @@ class SessionCalls:
         return session, body.key
 
     async def list(self, http: web.Request) -> web.Response:
-        limit, offset = _number(http, "limit", 100, 1000), _number(http, "offset", 0, 2**31 - 1)
+        limit, offset = _number(http, "limit", 100, MAX_LISTED), _number(http, "offset", 0, 2**31 - 1)
         status = http.query.get("status")
-        if status is not None and status not in STATUSES:
-            raise BadRequest(f"status: must be one of {', '.join(STATUSES)}")
         entries = await self._sessions.entries(limit, offset, status)
         return await in_thread(lambda: {"sessions": [_entry(each) for each in entries], "limit": limit, "offset": offset})
 
@@ -141,6 +137,11 @@ class SessionCalls:
         snapshot = Snapshot.of(session)
         usage = await self._sessions.usage(session.row.id)
         return await in_thread(lambda: status_answer(snapshot, usage))
+
+
+def _given(body: SamplingBody | LimitsBody | None) -> dict[str, Any] | None:
+    """What was said of it; the rest is the gateway's."""
+    return None if body is None else body.model_dump(exclude_unset=True)
 
 
 def _entry(entry: Entry) -> orjson.Fragment:

@@ -19,13 +19,14 @@ from turnloom.core.credit import RewardRule
 from turnloom.core.match import Matcher
 from turnloom.core.unroll import DEFAULT_TRAINING, UNLIMITED, Longest, Training
 from turnloom.engine.contract import PauseMode
+from turnloom.engine.models import tokenizer_source
 from turnloom.engine.pool import PATIENCE, Patience, Pool
 from turnloom.errors import ConfigError
 from turnloom.gateway.admin_answers import Damaged, Listed, PoolAnswer, PoolsAnswer, StoreAnswer, listed, store_answer
 from turnloom.gateway.admin_engines import Engines, PauseBody, ResumeBody
 from turnloom.gateway.app import GatewayApp
 from turnloom.gateway.background import NOT_STARTED, BackgroundGateway
-from turnloom.gateway.bind import check_bind
+from turnloom.gateway.bind import check_bind, checked_key
 from turnloom.gateway.handle import SessionHandle
 from turnloom.gateway.http_log import server_log
 from turnloom.gateway.janitor import Janitor
@@ -35,6 +36,7 @@ from turnloom.gateway.logs import ACCESS, AccessLog
 from turnloom.gateway.memory import IDLE_SECONDS, IDLE_SESSIONS
 from turnloom.gateway.metrics import Metrics
 from turnloom.gateway.observe import Observer, Spans
+from turnloom.gateway.opening import check_defaults, checked
 from turnloom.gateway.policy import History, load_matcher
 from turnloom.gateway.pools import POLICY, Spec, check_pools, open_pool, read_routes
 from turnloom.gateway.request_limits import DEFAULT_LIMITS, RequestLimits, guard, install, server_options
@@ -129,7 +131,9 @@ class Gateway:
             raise ConfigError(f"a tokenizer is given for {', '.join(sorted(unknown))!r}, and no engine of that name")
         self._routes, self._patience = read_routes(routes, self._engines), patience
         self._store: Store = MemoryStore() if store is None else SQLiteStore(store) if isinstance(store, str | Path) else store
+        admin_key = checked_key(admin_key)
         check_bind(host, admin_key)
+        check_defaults(sampling, limits)
         self._host, self._port = host, port
         self._tool_format = tool_format
         self._matcher, self._history, self._longest = load_matcher(matching), History(history, realign), longest
@@ -158,6 +162,8 @@ class Gateway:
 
     async def start(self) -> Self:
         """Open the engine, the tokenizer and the store, then listen. Raises ConfigError, EngineUnavailable or StoreError."""
+        if self._runner is not None or self._pools:
+            raise ConfigError("this gateway is started already")
         try:
             await self._start()
         except BaseException:
@@ -247,7 +253,8 @@ class Gateway:
             prefix = "" if pool == POLICY else f"{pool}="
             raise ConfigError(f"the engine names no tokenizer; give --tokenizer {prefix}PATH_OR_ID")
         if isinstance(spec, str | Path):
-            return await asyncio.to_thread(load_tokenizer, str(spec), chat_template=template)
+            source = await asyncio.to_thread(tokenizer_source, str(spec))
+            return await asyncio.to_thread(load_tokenizer, source, chat_template=template)
         if template is not None:
             raise ConfigError("a chat template comes with the tokenizer that is given; load it with that template")
         return spec
@@ -302,8 +309,8 @@ class Gateway:
         self,
         *,
         id: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
         group: str = "",
         rollout: str = "",
         labels: Mapping[str, str] | None = None,
@@ -311,7 +318,11 @@ class Gateway:
         reward_rule: RewardRule = "last",
         repeats: Repeats = "retry",
     ) -> SessionHandle:
-        """A new session with a secret key of its own."""
+        """A new session with a secret key of its own.
+
+        A mapping for `sampling` or `limits` says what differs from the gateway's own; a `Sampling` or `Limits` is whole: what it
+        leaves out is its own default. Raises BadRequest, LimitReached and StoreError.
+        """
         sessions = self._running()
         session, key = await sessions.open(
             session_id=id,
@@ -334,6 +345,10 @@ class Gateway:
     def _handle(self, session_id: str, key: str) -> SessionHandle:
         return SessionHandle(self._running(), session_id, key, self.url, self._longest, self._training)
 
+    async def drop(self, session_id: str) -> None:
+        """Forget a session and its turns, also one that is damaged and cannot be looked at. Raises NotFound."""
+        await self._running().drop(session_id)
+
     async def sessions(self, *, limit: int = 100, offset: int = 0, status: str | None = None) -> list[Listed | Damaged]:
         """Those on record, newest first; with `status` only the `open` or `closed` ones. Brings none into memory."""
         return [listed(entry) for entry in await self._running().entries(limit, offset, status)]
@@ -349,10 +364,10 @@ class Gateway:
         self, mode: PauseMode = "abort", *, pool: str = POLICY, seconds: float | None = None, engines: bool = False
     ) -> PoolAnswer:
         """As `hold`, and with `engines` the servers are told as well. Raises NotFound for a pool that is not there."""
-        return await self._control().pause(PauseBody(mode=mode, pool=pool, seconds=seconds, engines=engines))
+        return await self._control().pause(checked(PauseBody, {"mode": mode, "pool": pool, "seconds": seconds, "engines": engines}))
 
     async def resume(self, *, pool: str = POLICY, engines: bool = False) -> PoolAnswer:
-        return await self._control().resume(ResumeBody(pool=pool, engines=engines))
+        return await self._control().resume(checked(ResumeBody, {"pool": pool, "engines": engines}))
 
     def _control(self) -> Engines:
         self._running()

@@ -17,7 +17,10 @@ from turnloom.core.tree import Tree
 from turnloom.counters import swallowed
 from turnloom.errors import BadRequest, EngineUnavailable, NotFound, SessionClosed, StoreError
 from turnloom.gateway import limits
+from turnloom.gateway.admin_bodies import FinishBody, RewardBody
+from turnloom.gateway.opening import checked
 from turnloom.store.contract import SessionRow, Store, Usage
+from turnloom.wire.fields import shown
 
 log = logging.getLogger("turnloom.gateway")
 
@@ -281,28 +284,23 @@ class Lifecycle:
 
         Raises BadRequest for what is no number that merges with the others, and NotFound once the session is dropped.
         """
+        body = checked(RewardBody, {"value": value, "lineage": lineage})
         with self.held():
-            await self._to_its_end(self._changed(lambda row: self._rewarded(row, value, lineage)))
+            await self._to_its_end(self._changed(lambda row: self._rewarded(row, body.value, body.lineage)))
 
     def _rewarded(self, row: SessionRow, value: float, lineage: str) -> SessionRow:
         if lineage and lineage not in self.tree.turns:
-            raise BadRequest(f"lineage: this session has no turn {lineage!r}; a lineage is named by the id of its last turn")
-        try:
-            earned = Reward(float(value), self._clock(), lineage)
-            finite = math.isfinite(earned.value)
-        except (OverflowError, TypeError, ValueError):
-            finite = False
-        if not finite:
-            raise BadRequest(f"reward: {value!r} is not a finite number")
-        rewards = (*row.rewards, earned)
+            raise BadRequest(f"lineage: this session has no turn {shown(lineage)}; a lineage is named by the id of its last turn")
+        rewards = (*row.rewards, Reward(value, self._clock(), lineage))
         if merged(rewards, lineage, row.reward_rule) is None:
             raise BadRequest(f"reward: {value!r} and those before it are together beyond what a float holds")
         return replace(row, rewards=rewards)
 
     async def finish(self, reward: float | None = None, *, drain: float | None = None) -> None:
         """Close, let turns in flight end within `drain` seconds, cancel those that do not. Finishing again only adds the reward."""
+        body = checked(FinishBody, {"reward": reward, "drain": drain})
         with self.held():
-            await self._to_its_end(self._finished(reward, drain))
+            await self._to_its_end(self._finished(body.reward, body.drain))
 
     async def _finished(self, reward: float | None, drain: float | None) -> None:
         await self._changed(lambda row: limits.closed(row if reward is None else self._rewarded(row, reward, ""), limits.FINISHED))

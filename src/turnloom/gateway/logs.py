@@ -12,6 +12,7 @@ import traceback
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
+from urllib.parse import urlencode
 
 from aiohttp import web
 from aiohttp.abc import AbstractAccessLogger
@@ -33,12 +34,21 @@ OF_SESSION = web.RequestKey("session", str)
 
 ACCESS = logging.getLogger("turnloom.access")
 
-_KEYS = re.compile(r"(/s/)[^/?#\s\"']+|([?&]key=)[^&#\s\"']+|\btl-[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])")
+_KEYS = re.compile(r"(/s/)[^/?#\s\"']+|([?&]key=)[^&#\s\"']+|tl-[A-Za-z0-9_-]{43}")
 
 
 def masked(text: str) -> str:
     """The text without the keys of sessions: in a path, in a query, and wherever one of our own making stands."""
     return _KEYS.sub(lambda found: f"{found[1] or found[2] or 'tl-'}…", text)
+
+
+def shown_path(request: web.BaseRequest) -> str:
+    """Path and query as they were meant, percent escapes read, without what stands where a session's key does."""
+    parts = request.path.split("/")
+    if len(parts) > 2 and parts[1] == "s":
+        parts[2] = "…"
+    query = urlencode([(name, "…" if name == "key" else value) for name, value in request.query.items()], safe="…")
+    return masked("/".join(parts) + (f"?{query}" if query else ""))
 
 
 class InTurn(logging.Filter):
@@ -112,7 +122,7 @@ class AccessLog(AbstractAccessLogger):
     """One line a request, for aiohttp's `access_log_class`: who, what, the status, its bytes and seconds."""
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        path = masked(request.path_qs)
+        path = shown_path(request)
         fields = {
             "method": request.method,
             "path": path,

@@ -35,6 +35,7 @@ from turnloom.counters import swallowed
 from turnloom.engine.contract import Trace
 from turnloom.gateway.logs import FIELDS, SESSION, TURN
 from turnloom.gateway.metrics import Metrics
+from turnloom.gateway.pools import POLICY
 from turnloom.types import Turn
 
 log = logging.getLogger("turnloom.turn")
@@ -230,7 +231,7 @@ class TurnWatch:
         if turn is not None:
             fields |= {
                 "model": turn.model,
-                "pool": turn.pool,
+                "pool": turn.pool or POLICY,
                 "label": turn.label,
                 "prompt_tokens": turn.prompt_len,
                 "bridged_tokens": turn.kept,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import hmac
 import logging
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, TypeVar, get_args
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from turnloom.core.credit import RewardRule
@@ -24,16 +25,22 @@ from turnloom.core.tree import Tree
 from turnloom.counters import swallowed
 from turnloom.errors import BadRequest, LimitReached, NotFound, StoreError, Unauthorized
 from turnloom.gateway import limits as rules
-from turnloom.gateway.body import check_json
 from turnloom.gateway.memory import IDLE_SECONDS, IDLE_SESSIONS, Memory
 from turnloom.gateway.metrics import Metrics
+from turnloom.gateway.opening import opening
 from turnloom.gateway.session import Session
 from turnloom.store.contract import Entry, Limits, Repeats, SessionRow, Store, StoreStats, Usage
 from turnloom.types import Sampling
+from turnloom.wire.fields import shown
 
 T = TypeVar("T")
 
 log = logging.getLogger("turnloom.gateway")
+
+STATUSES = ("open", "closed")
+
+MAX_LISTED = 1000
+"""Sessions in one answer."""
 
 _INLINE_DELTAS = 16
 """So few are applied within about a millisecond; more are in a thread, so that the event loop is not held up."""
@@ -94,8 +101,8 @@ class Sessions:
         *,
         session_id: str | None = None,
         key: str | None = None,
-        sampling: Sampling | None = None,
-        limits: Limits | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
         group: str = "",
         rollout: str = "",
         labels: Mapping[str, str] | None = None,
@@ -105,37 +112,45 @@ class Sessions:
     ) -> tuple[Session, str]:
         """A new session and its key.
 
-        Raises BadRequest when the id is taken, a word is none of those known, or the metadata is no JSON that can be exported,
-        and LimitReached when as many sessions are open as may be.
+        A mapping for `sampling` or `limits` says what differs from the gateway's own; a `Sampling` or `Limits` is whole. Raises
+        BadRequest when the id or the key is taken or a value is none that can be, and LimitReached when as many sessions are open
+        as may be.
         """
-        try:
-            check_json(dict(metadata or {}))
-        except ValueError as error:
-            raise BadRequest(f"metadata: {error}") from error
-        _check_word("reward_rule", reward_rule, get_args(RewardRule))
-        _check_word("repeats", repeats, get_args(Repeats))
+        values = {
+            "id": session_id,
+            "group": group,
+            "rollout": rollout,
+            "labels": {} if labels is None else labels,
+            "metadata": {} if metadata is None else metadata,
+            "reward_rule": reward_rule,
+            "repeats": repeats,
+        }
+        body, sampling, limits = opening(values, sampling, limits, (self._sampling, self._limits))
+        own, session_id = key is None, body.id or uuid.uuid4().hex
         key = key or new_key()
-        session_id = session_id or uuid.uuid4().hex
         row = SessionRow(
             id=session_id,
             key_hash=hash_key(key),
             created=self._clock(),
-            sampling=sampling or self._sampling,
-            limits=limits or self._limits,
-            group=group,
-            rollout=rollout or session_id,
-            labels=dict(labels or {}),
-            metadata=dict(metadata or {}),
-            reward_rule=reward_rule,
-            repeats=repeats,
+            sampling=sampling,
+            limits=limits,
+            group=body.group,
+            rollout=body.rollout or session_id,
+            labels=body.labels,
+            metadata=body.metadata,
+            reward_rule=body.reward_rule,
+            repeats=body.repeats,
         )
-        await _to_its_end(self._put(row))
+        await _to_its_end(self._put(row, unheard_of=own))
         return await self.by_id(session_id), key
 
-    async def _put(self, row: SessionRow) -> None:
-        async with self._only(row.id):
+    async def _put(self, row: SessionRow, *, unheard_of: bool) -> None:
+        """`unheard_of` says of its key that nobody else can have it."""
+        async with self._only(row.id), nullcontext() if unheard_of else self._only(f"{row.key_hash}'s"):
             if self.memory.get(row.id) is not None or await self._store.session(row.id) is not None:
                 raise BadRequest(f"session id {row.id!r} is taken; choose another or leave it out")
+            if not unheard_of and await self._store.session_by_key(row.key_hash) is not None:
+                raise BadRequest("key: another session has it; choose another or leave it out")
             if self._max is not None and self._open >= self._max:
                 self.refused("max_sessions")
                 raise LimitReached(f"this gateway has {self._open} open sessions, as many as it may; finish one, or raise max_sessions")
@@ -158,9 +173,13 @@ class Sessions:
         row = await self._store.session_by_key(hashed)
         if row is not None:
             try:
-                return await self.by_id(row.id)
+                session = await self.by_id(row.id)
             except NotFound:
                 pass
+            else:
+                # It may have been dropped meanwhile, and its id be another's now.
+                if hmac.compare_digest(session.row.key_hash, hashed):
+                    return session
         if not self._open_unknown:
             raise Unauthorized("no session has this key; open one first, or serve with --open-sessions on a trusted network")
         return await self._open_for(key)
@@ -188,14 +207,14 @@ class Sessions:
                 return session
             row = await self._row(session_id)
             deltas, usage = await self._store.deltas(session_id), await self._store.usage(session_id)
-            grow = asyncio.to_thread(_grown, self._matcher, deltas) if len(deltas) > _INLINE_DELTAS else None
-            tree = _grown(self._matcher, deltas) if grow is None else await grow
+            grow = asyncio.to_thread(grown, self._matcher, deltas) if len(deltas) > _INLINE_DELTAS else None
+            tree = grown(self._matcher, deltas) if grow is None else await grow
             return self._keep(row, tree, usage)
 
     async def _row(self, session_id: str) -> SessionRow:
-        row = await self._store.session(session_id)
+        row = await self._store.session(session_id) if session_id.isprintable() else None
         if row is None or row.status == "dropped":
-            raise NotFound(f"no session {session_id!r}")
+            raise NotFound(f"no session {shown(session_id)}")
         return row
 
     def _keep(self, row: SessionRow, tree: Tree, usage: Usage) -> Session:
@@ -205,7 +224,11 @@ class Sessions:
         return session
 
     async def entries(self, limit: int = 100, offset: int = 0, status: str | None = None) -> Sequence[Entry]:
-        """As the store lists them, newest first. Nothing is brought into memory."""
+        """As the store lists them, newest first. Nothing is brought into memory. Raises BadRequest and StoreError."""
+        if not (0 <= limit <= MAX_LISTED and 0 <= offset < 2**31):
+            raise BadRequest(f"limit: must be a whole number from 0 to {MAX_LISTED}, and offset one below {2**31}")
+        if status is not None and status not in STATUSES:
+            raise BadRequest(f"status: must be one of {', '.join(STATUSES)}")
         return await self._store.sessions(limit=limit, offset=offset, status=status)
 
     async def usage(self, session_id: str) -> Usage:
@@ -226,7 +249,12 @@ class Sessions:
                 await session.drop()
                 self.memory.forget(session)
                 return
-            row = await self._row(session_id)
+            try:
+                row = await self._row(session_id)
+            except StoreError:  # Damaged: what nobody can read can be dropped all the same.
+                await self._store.drop(session_id)
+                await self.start()
+                return
             await self._store.drop(session_id)
             if row.status == "open":
                 self.closed("")
@@ -324,7 +352,7 @@ class Sessions:
             yield
 
 
-def _grown(matcher: Matcher, deltas: Sequence[Delta]) -> Tree:
+def grown(matcher: Matcher, deltas: Sequence[Delta]) -> Tree:
     """The tree as it was: its deltas applied again, in order. Raises StoreError where they do not fit each other."""
     tree = Tree(matcher)
     for delta in deltas:
@@ -335,11 +363,6 @@ def _grown(matcher: Matcher, deltas: Sequence[Delta]) -> Tree:
                 f"stored turn {delta.turn.id} does not fit what is stored before it: {type(error).__name__}: {error}"
             ) from error
     return tree
-
-
-def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
-    if word not in known:
-        raise BadRequest(f"{name}: {word!r} is none of {', '.join(known)}")
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:

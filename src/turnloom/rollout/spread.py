@@ -54,7 +54,6 @@ class Spread:
                 return _Placed(handle, self._open, place)
         raise GatewayUnavailable(f"none of {len(self._gateways)} gateways can be reached: {lost[0]}")
 
-
     async def handle(self, session_id: str) -> SessionHandle:
         """A session on record, wherever it is. Raises NotFound, and GatewayUnavailable where one that may have it cannot be reached."""
         lost: GatewayUnavailable | None = None

@@ -34,8 +34,8 @@ LARGEST = 256 * 2**20
 
 def damaged(what: str, error: Exception) -> StoreError:
     """What was stored cannot be read. What is in it may be of any length."""
-    words = str(error)
-    return StoreError(f"a stored {what} damaged: {type(error).__name__}: {words if len(words) <= 200 else words[:200] + '…'}")
+    words = str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
+    return StoreError(f"a stored {what} damaged: {words if len(words) <= 200 else words[:200] + '…'}")
 
 
 def pack(value: Json) -> bytes:

@@ -24,7 +24,7 @@ from turnloom.store.rows import decode_session
 from turnloom.types import Turn, ids
 
 RECOVER = "restore the file from a backup, or save what is left with `sqlite3 FILE .recover`"
-DROP = "export what is left of the session, then drop it: DELETE /api/v1/sessions/ID"
+DROP = "nothing of this session can be exported: restore the file from a backup, or drop it: DELETE /api/v1/sessions/ID"
 OPEN = "none needed: the counts are for limits and lists; report it, it should not be"
 
 _LINES = 100

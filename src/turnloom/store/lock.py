@@ -38,7 +38,7 @@ def take(path: Path) -> int:
     except BlockingIOError as error:
         holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
         os.close(lock)
-        raise StoreError(f"{path} is being written by process {holder or 'unknown'}; stop it, or open the store read-only") from error
+        raise StoreError(f"{path} is being written by process {holder or 'unknown'}; stop it, or give another --store") from error
     except OSError as error:
         os.close(lock)
         raise StoreError(f"cannot lock {lock_path}: {error.strerror}") from error

@@ -160,12 +160,15 @@ def _check(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> No
     if empty and not application and not read_only:
         return
     if application != APPLICATION_ID:
-        raise StoreError(f"{path} is not a Turnloom store; give the path of one, or of a file that does not exist yet")
+        raise StoreError(f"{path} {NO_STORE if read_only else NO_STORE_YET}")
     if version > VERSION:
         raise StoreError(f"{path} has schema {version} and this Turnloom knows up to {VERSION}; upgrade Turnloom to read it")
     if read_only and version < VERSION:
         raise StoreError(f"{path} has the older schema {version}; a gateway that serves it (`turnloom serve --store`) brings it up to date")
 
+
+NO_STORE = "is not a Turnloom store; a copy of one that was in use is whole only with its -wal file beside it"
+NO_STORE_YET = "is not a Turnloom store; give the path of one, or of a file that does not exist yet"
 
 ADVICE = {
     "SQLITE_FULL": "the disk is full: free some space and go on; nothing was half-written",
@@ -174,7 +177,7 @@ ADVICE = {
     "SQLITE_READONLY": "it cannot be written: check its permissions and those of its directory",
     "SQLITE_CANTOPEN": "it cannot be opened: check that it exists and that the directory can be written",
     "SQLITE_PERM": "access is denied: check its permissions",
-    "SQLITE_NOTADB": "it is not a Turnloom store; give the path of one, or of a file that does not exist yet",
+    "SQLITE_NOTADB": f"it {NO_STORE_YET}",
     "SQLITE_CORRUPT": "it is damaged: restore it from a backup, or save what is left with `sqlite3 FILE .recover`",
     "SQLITE_IOERR": "reading or writing the disk failed: check the disk and the system log",
     "SQLITE_TOOBIG": "a single turn is larger than SQLite takes",

@@ -53,9 +53,10 @@ FAILURES: tuple[tuple[TurnloomError, str], ...] = (
 )
 """One of each error that a client can meet, and what it means. How a dialect answers it is asked of the dialect."""
 
-_ABOUT = f"""Four providers' APIs, as their agents use them, in front of one engine. A session is told by its key: in the path, or in any of
-the headers and the query parameter that the providers' clients send; of several the path's wins, then the bearer token. Every GET
-answers HEAD too; what is not here is a 404. A field marked `{READ_PAST}` counts as absent where it has another shape."""
+_ABOUT = f"""Four providers' APIs, as their agents use them, before the engines of its pools. A session is told by its key: in the
+path, or in any of the headers and the query parameter that the providers' clients send; of several the path's wins, then the bearer
+token. Every GET answers HEAD too; what is not here is a 404. A field marked `{READ_PAST}` counts as absent where it has another
+shape."""
 
 _LABEL = {
     "name": HEADER,
@@ -133,7 +134,7 @@ def _operations() -> Iterator[tuple[str, str, Operation]]:
         count["requestBody"] = _body("GeminiCountRequest")
         yield f"{version}/models/{{model}}:{COUNT}", "post", count
         spoken = ["gemini"] if version == "/v1beta" else _EVERYBODYS
-        yield f"{version}/models", "get", _get(f"models_{tag}", "The models there are: one.", spoken, "Models")
+        yield f"{version}/models", "get", _get(f"models_{tag}", "The models there are: each pool's.", spoken, "Models")
         yield f"{version}/models/{{model}}", "get", _get(f"model_{tag}", "Every name is that one model.", spoken, "Model", [_MODEL])
     yield "/api/hello", "get", _hello("hello")
     yield "", "get", _hello("root")

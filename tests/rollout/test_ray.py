@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import pytest
 
 from turnloom import Client
 from turnloom.errors import ConfigError
-from turnloom.export.check import check_samples
+from turnloom.export.check import check_samples, read_samples
 from turnloom.harness.registry import load_harness
 from turnloom.rollout import RolloutSettings, RolloutStatus, demo_task
 from turnloom.rollout.contract import Rollout
@@ -110,6 +112,38 @@ async def test_64_rollouts_on_three_gateways_of_which_one_is_killed(tmp_path: Pa
     assert list((tmp_path / "sandboxes").iterdir()) == []
 
 
+@pytest.mark.usefixtures("_cluster")
+async def test_a_cluster_that_is_too_small_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"100 gateways and 1 workers ask for 10.1 CPUs, and the cluster has 8"):
+        async with cluster("http://127.0.0.1:1", tmp_path, gateways=100):
+            pass
+
+
 async def test_a_cluster_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="at least one"):
         cluster("http://127.0.0.1:1", tmp_path, gateways=0)
+
+
+def test_the_command_line_runs_on_a_cluster_and_goes_on_with_what_is_left(tmp_path: Path) -> None:
+    """Two gateways, each with a store of its own; the samples of both are in one file, and a second run repeats nothing."""
+    out, script = tmp_path / "run", tmp_path / "replies.json"
+    script.write_text(json.dumps(["One", "Two", "Three"]))
+    tokenizer = str(qwen_directory("qwen2.5"))
+    words = [sys.executable, "-m", "turnloom.testing.scripted_engine", "--script", str(script), "--tokenizer", tokenizer]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        url = engine.stdout.readline().strip()
+        run = [sys.executable, "-m", "turnloom.cli.main", "run", "demo", "--ray", "local", "--ray-gateways", "2", "--engine", url]
+        run += ["--tokenizer", tokenizer, "--agent", "command", "--arg", sys.executable, "--arg=-c", "--arg", AGENT]
+        try:
+            for more in (["-n", "4", "--out", str(out)], ["-n", "4", "--out", str(out), "--resume"]):
+                done = subprocess.run([*run, *more], capture_output=True, text=True, timeout=300)
+                assert done.returncode == 0, done.stdout + done.stderr
+        finally:
+            engine.kill()
+    results = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert [row["status"] for row in results] == ["graded"] * 4
+    assert len(list(out.glob("gateway-*/turnloom.db"))) == 2
+    samples = list(read_samples(out / "samples.jsonl"))
+    assert {sample.rollout_id for sample in samples} == {row["rollout_id"] for row in results}
+    assert check_samples(samples).ok

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,7 +38,7 @@ from turnloom.cli.common import (
     template_kwargs,
     training,
 )
-from turnloom.cli.run_progress import say_table, watch
+from turnloom.cli.run_where import Run, here, on_ray
 from turnloom.core.unroll import Longest, Overlong
 from turnloom.engine.pool import PATIENCE
 from turnloom.export.registry import load_format
@@ -49,12 +46,10 @@ from turnloom.gateway.api import Gateway
 from turnloom.harness.contract import Harness
 from turnloom.harness.registry import load_harness, require
 from turnloom.rollout.attempt import RolloutSettings
-from turnloom.rollout.collect import write_samples
-from turnloom.rollout.contract import Rollout, Task
+from turnloom.rollout.contract import Task
 from turnloom.rollout.demo_task import demo_task
-from turnloom.rollout.folder import RESULTS, RunFolder, digest, tasks_digest
-from turnloom.rollout.runner import Job, jobs, run_jobs
-from turnloom.rollout.summary import summary_of
+from turnloom.rollout.folder import RunFolder, digest, tasks_digest
+from turnloom.rollout.runner import jobs
 from turnloom.rollout.task import load_task
 from turnloom.sandbox.contract import Backend
 from turnloom.sandbox.registry import load_sandbox
@@ -62,7 +57,7 @@ from turnloom.store.contract import Limits
 from turnloom.types import Sampling
 
 FREE = frozenset(
-    {"out", "resume", "engine", "engine_attempts", "engine_patience", "concurrency", "boots", "guard", "retries", "max_failed", "formats"}
+    """out resume engine engine_attempts engine_patience ray_workers concurrency boots guard retries max_failed formats""".split()
 )
 """Options that a run may be resumed with other values of."""
 
@@ -100,6 +95,11 @@ def run(
         list[str] | None,
         typer.Option("--format", help="Of the samples, beside the canonical one: as for `export`. Repeatable.", show_default="parquet"),
     ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Run on the Ray cluster at this address, `auto` for the one here, `local` to start one.")
+    ] = None,
+    ray_gateways: Annotated[int, typer.Option(help="Gateways on the cluster.", min=1)] = 1,
+    ray_workers: Annotated[int, typer.Option(help="Processes on the cluster that run rollouts.", min=1)] = 1,
     concurrency: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 4,
     boots: Annotated[int, typer.Option(help="Sandboxes that start at once.", min=1)] = 16,
     time_budget: Annotated[float, typer.Option(help="Seconds that an agent may take.", min=1)] = 600.0,
@@ -148,9 +148,8 @@ def run(
     settings = RolloutSettings(backend.make, time_budget=time_budget, guard=guard, retries=retries, boots=boots)
     asked = _asked(given, chosen, agent_options, sandbox_options)
     with RunFolder.open(out, asked, resume=resume) as folder:
-        gateway = Gateway(
+        options = dict(
             **engine_options(engine, tokenizer, route, engine_attempts, engine_patience),
-            store=folder.store,
             tool_format=tool_format,
             matching=matching,
             history=history.value,
@@ -165,7 +164,11 @@ def run(
             sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
             limits=Limits(max_turns=max_turns),
         )
-        summary = run_async(_run(gateway, folder, harness, planned, settings, concurrency, formats or ("parquet",)))
+        how = Run(folder, harness, planned, settings, concurrency, formats or ("parquet",))
+        if ray is None:
+            summary = run_async(here(how, Gateway(**options, store=folder.store)))
+        else:
+            summary = run_async(on_ray(how, options, "" if ray == "local" else ray, ray_gateways, ray_workers))
     if not _enough(summary, max_failed):
         raise typer.Exit(1)
 
@@ -197,6 +200,7 @@ def _asked(
 ) -> dict[str, Any]:
     """What makes two runs the same one, as JSON values."""
     asked = {name: value for name, value in given.items() if name not in FREE}
+    asked |= {"ray": given["ray"] is not None}
     asked |= {"agent_option": _shown(agent_options), "sandbox_option": _shown(sandbox_options), "tasks_digest": tasks_digest(tasks)}
     plain: dict[str, Any] = json.loads(json.dumps(asked, default=str))
     return plain
@@ -204,43 +208,6 @@ def _asked(
 
 def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: digest(value) if any(word in name.lower() for word in SECRET) else value for name, value in options.items()}
-
-
-async def _run(
-    gateway: Gateway,
-    folder: RunFolder,
-    harness: Harness,
-    planned: Sequence[Job],
-    settings: RolloutSettings,
-    concurrency: int,
-    formats: Sequence[str],
-) -> dict[str, Any]:
-    """All that is left to do of the run. What has ended is on disk whenever this is broken off."""
-    begun, graded = time.monotonic(), folder.graded
-    left = [replace(job, again=folder.began) for job in planned if job.rollout not in graded]
-    async with gateway:
-        settings = replace(settings, context_tokens=(await gateway.engine.capabilities()).context_length)
-        with watch(len(planned), len(planned) - len(left)) as shown:
-
-            async def ended(rollout: Rollout) -> None:
-                await asyncio.to_thread(folder.add, rollout)
-                shown.ended(rollout)
-
-            try:
-                await run_jobs(gateway, left, harness, settings, concurrency=concurrency, on_rollout=ended, on_event=shown.event)
-            except asyncio.CancelledError:
-                shown.tell(f"broken off: {shown.done} of {len(planned)} rollouts have ended; go on with the same command and --resume")
-                raise
-            finally:
-                summary = summary_of(folder.rows, len(planned), time.monotonic() - begun)
-                folder.write_summary(summary)
-        paths = await write_samples(gateway, folder, formats)
-    say_table(summary)
-    for path in paths:
-        say(f"samples: {path}")
-    say(f"results: {folder.path / RESULTS}")
-    say(f"store:   {folder.store}")
-    return summary
 
 
 def _enough(summary: Mapping[str, Any], max_failed: float) -> bool:

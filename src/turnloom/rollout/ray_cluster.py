@@ -51,7 +51,7 @@ class ClusterSettings:
     workers: int = 1
     per_worker: int = 64
     lost: int = 3
-    cpus: float = 1.0
+    cpus: float = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +110,7 @@ class RayCluster:
 
     async def _place(self) -> None:
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        _check_room(nodes, self._settings)
         host, worker = self._ray.remote(GatewayHost), self._ray.remote(RolloutWorker)
         for number, node in enumerate(islice(cycle(nodes), self._settings.gateways)):
             options = self._options_on(node, max_restarts=-1, max_concurrency=1000)
@@ -214,6 +215,15 @@ class RayCluster:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _check_room(nodes: Sequence[Mapping[str, Any]], settings: ClusterSettings) -> None:
+    """Ray would wait for ever for what no node can ever give. Raises ConfigError."""
+    wanted = (settings.gateways + settings.workers) * settings.cpus
+    there = sum(float(node["Resources"].get("CPU", 0.0)) for node in nodes)
+    if wanted > there:
+        actors = f"{settings.gateways} gateways and {settings.workers} workers"
+        raise ConfigError(f"{actors} ask for {wanted:g} CPUs, and the cluster has {there:g}: ask for fewer, or start it with more")
 
 
 async def _least(placed: Sequence[_Placed]) -> _Placed:

@@ -13,12 +13,12 @@ Row = Mapping[str, Any]
 
 
 def summary_of(rows: Sequence[Row], planned: int, seconds: float) -> dict[str, Any]:
-    """Of all rollouts, and of each task's. `planned` is how many the run has, `seconds` how long this part of it took.
+    """Of all rollouts, and of each task's, by the tasks' names. `planned` is how many the run has, `seconds` how long this part of it took.
 
     `reward_mean` is over graded rollouts, None where there is none.
     """
     tasks: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: str(row["task"])):
         tasks.setdefault(row["task"], []).append(row)
     return {
         "planned": planned,

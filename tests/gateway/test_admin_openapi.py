@@ -26,7 +26,7 @@ CALLS = [
 ]
 ADMIN_API = schemathesis.openapi.from_dict({**DOCUMENT, "paths": {path: DOCUMENT["paths"][path] for path, _, _ in CALLS}})
 
-BEYOND = re.compile(r"metadata|labels|is taken|has no turn|surrogate|together beyond|no pool|JSON")
+BEYOND = re.compile(r"metadata|labels|is taken|another session has it|has no turn|surrogate|together beyond|no pool|JSON")
 """What no schema says: integers within 64 bits, what a session has, what reward is too many."""
 
 

@@ -18,6 +18,7 @@ from tests.support.lives import Clock, CountingStore, sessions, take
 from turnloom.core.credit import RewardRule
 from turnloom.errors import BadRequest, LimitReached, NotFound, SessionClosed, StoreError, Unauthorized
 from turnloom.gateway.janitor import Janitor
+from turnloom.gateway.respond import Choice
 from turnloom.gateway.session import Session
 from turnloom.gateway.sessions import Sessions
 from turnloom.store.contract import Limits, SessionRow
@@ -530,3 +531,25 @@ async def test_a_client_of_a_gateway_that_stops_is_not_told_to_give_up(spoken: S
             assert "ask again when it is back" in error_of(spoken, status, raw)
             assert headers.get("x-should-retry", "true") == "true"
             assert "86400s" not in raw.decode()
+
+
+async def test_a_turn_on_record_whose_reply_is_still_being_written_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, go = asyncio.Event(), asyncio.Event()
+    finish = Choice.finish
+
+    async def slowly(self: Choice, reply: Any) -> None:
+        writing.set()
+        await go.wait()
+        await finish(self, reply)
+
+    monkeypatch.setattr(Choice, "finish", slowly)
+    async with bench(["Yes"]) as b:
+        asking = asyncio.create_task(b.post(user("hi")))
+        await writing.wait()
+        session = await b.session()
+        assert (session.in_flight, session.being_made) == (1, 0)
+        assert (await b.handle.stats())["turns"] == 1
+        status = await b.handle.status()
+        assert (status["turns"], status["in_flight"]) == (1, 0)
+        go.set()
+        assert (await asking).status == 200

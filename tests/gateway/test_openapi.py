@@ -273,12 +273,24 @@ def assert_shaped(name: str, sent: Any, status: int, content_type: str, raw: byt
 
 def own_words(answer: dict[str, Any], sent: Any) -> dict[str, Any]:
     """The answer, or an event, of Responses without the fields that say again what the client sent; they are as good as that was."""
+    if answer.get("object") == "chat.completion.chunk":
+        return functions_only(answer)
     if isinstance(answer.get("response"), dict):
         return {**answer, "response": own_words(answer["response"], sent)}
     if answer.get("object") != "response":
         return answer
     silent = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True}
     return {key: silent.get(key) if key in sent and key != "model" else value for key, value in answer.items()}
+
+
+def functions_only(chunk: dict[str, Any]) -> dict[str, Any]:
+    """A chunk of a chat without the kind of its calls to custom tools: the SDK's type of a chunk knows functions alone."""
+    choices = [dict(choice) for choice in chunk["choices"]]
+    for choice in choices:
+        if calls := choice["delta"].get("tool_calls"):
+            kept = [{name: value for name, value in call.items() if (name, value) != ("type", "custom")} for call in calls]
+            choice["delta"] = {**choice["delta"], "tool_calls": kept}
+    return {**chunk, "choices": choices}
 
 
 def assert_lawful(wire: Wire) -> None:

@@ -65,7 +65,7 @@ async def test_another_sessions_key_beside_the_paths(spoken: Spoken) -> None:
 async def test_two_keys_in_one_place(spoken: Spoken, place: str) -> None:
     """One header, or the query, is sent twice with two different keys: a proxy may have checked the one and we might take the other.
 
-    It is refused with a 400, whichever of them opens a session; the same key twice is one key.
+    Where that place is the one that decides, it is refused with a 400, whichever of them opens a session; the same key twice is one key.
     """
     async with bench(lambda *_: "Yes") as b:
         path, body = spoken.ask("hi")
@@ -243,7 +243,8 @@ async def test_time_tells_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_key_in_the_files_of_the_store(tmp_path: Path) -> None:
     """The store's files are read: the database, its write-ahead log, what a crash left behind.
 
-    They hold the SHA-256 of each key and no key, whatever the agent was told of its key and wherever it sent it.
+    They hold the SHA-256 of each key and no key. A key that an agent writes into a prompt is a message like any other: it is stored,
+    and shown to the operator.
     """
     where = tmp_path / "sessions.db"
     async with bench(lambda *_: "Yes", store=where) as b:
@@ -269,7 +270,7 @@ async def test_a_key_in_the_files_of_the_store(tmp_path: Path) -> None:
 async def test_a_key_in_what_is_told(spoken: Spoken, caplog: pytest.LogCaptureFixture) -> None:
     """A key is looked for in all that is told: status, tree, samples, the list of sessions, metrics, the OpenAPI document, logs, errors.
 
-    It is in none of them; the answer to its opening is the only place that ever holds it.
+    It is in none of them; the answer to its opening is the only place of ours that ever holds it; messages hold what agents write.
     """
     caplog.set_level(logging.DEBUG)
     async with bench(lambda *_: "Yes") as b:

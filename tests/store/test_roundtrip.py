@@ -281,14 +281,14 @@ WRONG += [("model", ["m"]), ("calls", [["ok", "ls", "", 0, 1, None, 2]]), ("fini
 def test_a_turn_whose_field_is_of_another_type_is_damaged(delta, field, value):
     columns = list(codec.encode_delta(delta()))
     columns[3], columns[-1] = blobs.pack(blobs.unpack(columns[3]) | {field: value}), None
-    with pytest.raises(StoreError, match=f"damaged: ValueError: its {field} cannot be"):
+    with pytest.raises(StoreError, match=f"damaged: its {field} cannot be"):
         codec.decode_delta(tuple(columns))
 
 
 @pytest.mark.parametrize("field", [{"reward_rule": "first"}, {"labels": {"a": 1}}, {"limits": {"ttl": "3"}}, {"rewards": [["1", 0, ""]]}])
 def test_a_session_whose_field_is_of_another_type_is_damaged(field):
     said = blobs.unpack(encode_session(SessionRow("s1", "k", 3.0, Sampling(), Limits())))
-    with pytest.raises(StoreError, match=f"damaged: ValueError: its {next(iter(field))} cannot be"):
+    with pytest.raises(StoreError, match=f"damaged: its {next(iter(field))} cannot be"):
         decode_session(blobs.pack(said | field))
 
 

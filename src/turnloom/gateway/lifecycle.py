@@ -114,6 +114,11 @@ class Lifecycle:
         return len(self._in_flight)
 
     @property
+    def being_made(self) -> int:
+        """Turns in flight that are not on record yet: one stays in flight until its client has the reply."""
+        return sum(slot.new and slot.turn not in self.tree.turns for slot in self._in_flight.values())
+
+    @property
     def busy(self) -> bool:
         """Somebody uses it, or something is still to be written: it must stay in memory."""
         return bool(self._pins or self._in_flight or self._settling)
@@ -207,8 +212,7 @@ class Lifecycle:
 
     def _unrecorded(self) -> int:
         """New turns that hold a place, or are in flight and not on record yet."""
-        begun = sum(slot.new and slot.turn not in self.tree.turns for slot in self._in_flight.values())
-        return begun + sum(places.left for places in self._admitted)
+        return self.being_made + sum(places.left for places in self._admitted)
 
     def _note(self, limit: str) -> None:
         """A request was refused at this limit, if any: the row comes to say so, or that the session's time is up."""

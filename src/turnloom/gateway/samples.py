@@ -26,7 +26,7 @@ class Snapshot:
     def of(cls, session: Lifecycle) -> Self:
         tree = copy.copy(session.tree)
         tree.nodes, tree.turns, tree.node_of = list(tree.nodes), dict(tree.turns), dict(tree.node_of)
-        return cls(session.row, tree, session.in_flight)
+        return cls(session.row, tree, session.being_made)
 
     def samples(self, longest: Longest = UNLIMITED, policy: Policy = DEFAULT_TRAINING) -> Iterator[Sample]:
         """One at a time. One whose lineage earned a reward of its own has that, the others have the session's."""

@@ -15,7 +15,7 @@ VERBS = sorted(GROUP.commands)  # type: ignore[attr-defined]
 
 
 def test_the_verbs_are_those_we_know() -> None:
-    assert VERBS == ["check", "demo", "doctor", "engine", "export", "forks", "fsck", "run", "serve", "show"]
+    assert VERBS == ["check", "demo", "doctor", "engine", "export", "forks", "fsck", "run", "sandbox", "serve", "show"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -28,7 +28,13 @@ def test_run_prints_a_line_per_rollout_and_leaves_checked_files(cli: Cli, engine
     rollouts = [line for line in lines if " turns, " in line and " lineages, " in line]
     assert len(rollouts) == 2
     assert all("1 turns, " in line and "reward 0, completed" in line for line in rollouts)
-    assert lines[-2:] == [f"samples: {out / 'samples.jsonl'}", f"store:   {out / 'turnloom.db'}"]
+    assert lines[-4:] == [
+        f"samples: {out / 'samples.jsonl'}",
+        f"samples: {out / 'samples.parquet'}",
+        f"results: {out / 'results.jsonl'}",
+        f"store:   {out / 'turnloom.db'}",
+    ]
+    assert lines[-5].split() == ["all", "2", "2", "0.000", "2", *lines[-5].split()[5:8], "2", "completed"]
     assert cli("check", out / "samples.jsonl").code == 0
     assert cli("check", out / "samples.parquet").code == 0
     assert "1 turns" in cli("show", "latest", "--store", out / "turnloom.db").out
@@ -51,7 +57,7 @@ def command(*words: str) -> list[str]:
 def test_a_run_without_a_graded_rollout_ends_with_1_and_has_written_its_files(cli: Cli, engine_url: str, tmp_path: Path) -> None:
     said = cli("run", "demo", *command("true"), "--engine", engine_url, "--out", tmp_path / "out")
     assert said.code == 1
-    assert said.out.splitlines()[-1] == "nothing was graded"
+    assert said.out.splitlines()[-1] == "nothing was graded: 1 no_model_call"
     checked = cli("check", tmp_path / "out" / "samples.jsonl")
     assert (checked.code, checked.out.splitlines()[-1]) == (1, "no samples")
 

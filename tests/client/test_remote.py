@@ -164,7 +164,7 @@ open("stats.py", "w").write(text.replace(" (len(values) + 1)", " len(values)"))
 async def test_rollouts_run_against_a_remote_gateway(tmp_path: Path) -> None:
     async with side("remote, async") as one:
         agent = load_harness("command", argv=[sys.executable, "-c", AGENT])
-        settings = RolloutSettings(sandbox=lambda: LocalSandbox(parent=tmp_path, grace=0.5))
+        settings = RolloutSettings(sandbox=lambda needs: LocalSandbox(parent=tmp_path, grace=0.5))
         (result,) = await run_rollouts(one.client, demo_task(), agent, settings=settings)
         assert (result.status, result.error, result.turns) == (RolloutStatus.GRADED, "", 1)
         (sample,) = result.samples

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from turnloom.errors import SandboxError
+from turnloom.errors import NotFound, SandboxError
 from turnloom.harness import load_harness
-from turnloom.rollout import RolloutSettings, RolloutStatus, Task, demo_task, grade_patch, run_rollouts
-from turnloom.sandbox import LocalSandbox, SandboxUnavailable
+from turnloom.rollout import CommandGrader, RepositoryTask, RolloutSettings, RolloutStatus, demo_task, grade_patch, run_rollouts
+from turnloom.sandbox import LocalBackend, LocalSandbox, SandboxUnavailable
 
 AGENT = """
 import os, shutil, subprocess, sys
@@ -40,8 +40,12 @@ class Session:
         self.finished.append(reward)
         return []
 
-    async def stats(self):
-        return {"turns": 1, "tokens": 1, "lineages": 1, "forks": 0}
+    async def status(self):
+        counts = {"in_flight": 0, "sampled_tokens": 1, "lineages": 1, "forks": {}, "outcomes": {"delivered": 1}, "reached": []}
+        return {"turns": 1, **counts}
+
+    async def drop(self):
+        pass
 
 
 class OneSession:
@@ -51,11 +55,14 @@ class OneSession:
     async def open_session(self, **_):
         return self.session
 
+    async def handle(self, session_id):
+        raise NotFound(session_id)
+
 
 async def rollout(body, tmp_path, task=None, sandbox=LocalSandbox):
     """One rollout of the agent. Its sandboxes are gone afterwards."""
     gateway = OneSession()
-    settings = RolloutSettings(sandbox=lambda: sandbox(parent=tmp_path, grace=0.2), boot_pause=0.01, boot_retries=1)
+    settings = RolloutSettings(sandbox=lambda needs: sandbox(parent=tmp_path, grace=0.2), pause=0.01, retries=1)
     agent = load_harness("command", argv=[sys.executable, "-c", AGENT + body])
     (result,) = await run_rollouts(gateway, task or demo_task(), agent, settings=settings)
     assert gateway.session.finished == [result.reward]
@@ -125,7 +132,9 @@ async def test_work_in_a_repository_inside_the_workspace_is_carried(body, tmp_pa
 
 
 async def test_changes_in_a_repository_of_the_tasks_own_inside_the_workspace_are_carried(tmp_path):
-    task = Task("nested", "p", {"lib/a": b"1\n"}, ("grep", "-q", "2", "lib/a"), setup=(("sh", "-c", f"cd lib; {COMMIT}"),))
+    task = RepositoryTask(
+        "nested", "p", CommandGrader(("grep", "-q", "2", "lib/a")), {"lib/a": b"1\n"}, setup=(("sh", "-c", f"cd lib; {COMMIT}"),)
+    )
     result = await rollout(
         'sh("cd lib; git log -1 --format=%s | grep -qx x; echo 2 > a; git -c user.name=a -c user.email=a@b commit -qam y")', tmp_path, task
     )
@@ -188,7 +197,7 @@ async def test_a_grading_command_that_the_agent_broke_is_not_passed(body, tmp_pa
     (tmp_path / "task" / "run.sh").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "task" / "run.sh").chmod(0o755)
     (tmp_path / "sandboxes").mkdir()
-    task = Task("own-runner", "p", tmp_path / "task", ("./run.sh",))
+    task = RepositoryTask("own-runner", "p", CommandGrader(("./run.sh",)), tmp_path / "task")
     assert (await rollout("pass", tmp_path / "sandboxes", task)).reward == 1.0
     result = await rollout(body, tmp_path / "sandboxes", task)
     assert (result.status, result.reward) == (RolloutStatus.GRADED, 0.0), result
@@ -196,9 +205,9 @@ async def test_a_grading_command_that_the_agent_broke_is_not_passed(body, tmp_pa
 
 
 async def test_a_grading_command_that_the_task_lacks_is_the_tasks_fault(tmp_path):
-    task = replace(demo_task(), evaluate=("./no-such-program",))
+    task = replace(demo_task(), grader=CommandGrader(("./no-such-program",)))
     with pytest.raises(SandboxError, match="no-such-program"):
-        await grade_patch(task, b"", LocalSandbox)
+        await grade_patch(task, b"", LocalBackend().make)
     result = await rollout("fix()", tmp_path, task)
     assert (result.status, result.reward) == (RolloutStatus.FAILED, None), result
 

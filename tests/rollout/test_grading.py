@@ -10,11 +10,10 @@ from dataclasses import replace
 import pytest
 
 from turnloom.errors import TaskError
-from turnloom.rollout import Task, demo_task, grade_patch
+from turnloom.rollout import CommandGrader, RepositoryTask, demo_task, grade_patch
 from turnloom.rollout import patch as patch_module
 from turnloom.rollout.patch import PatchRefused, take_base, take_patch
-from turnloom.rollout.workspace import prepare
-from turnloom.sandbox import LocalSandbox
+from turnloom.sandbox import LocalBackend, LocalSandbox
 
 FIX = "sed -i 's/ (len(values) + 1)/ len(values)/' stats.py"
 
@@ -24,7 +23,7 @@ async def patch_of(task, script):
     sandbox = LocalSandbox(grace=0.5)
     await sandbox.start()
     try:
-        await prepare(sandbox, task)
+        await task.prepare(sandbox)
         with closing(await take_base(sandbox)) as base:
             result = await sandbox.exec(["bash", "-c", script])
             assert result.exit_code == 0, result
@@ -34,7 +33,7 @@ async def patch_of(task, script):
 
 
 async def grade(task, script):
-    return await grade_patch(task, await patch_of(task, script), LocalSandbox)
+    return await grade_patch(task, await patch_of(task, script), LocalBackend().make)
 
 
 async def test_a_good_patch_gets_one():
@@ -125,13 +124,13 @@ END
 
 async def test_new_binary_linked_and_removed_files_are_carried_byte_for_byte():
     files = {"removed.txt": b"old\n", "kept.bin": bytes(range(256))}
-    task = Task("carry", "p", files, (sys.executable, "check.py"), grader_files={"check.py": CHECK.encode()})
+    task = RepositoryTask("carry", "p", CommandGrader((sys.executable, "check.py")), files, grader_files={"check.py": CHECK.encode()})
     got = await grade(task, CHANGES)
     assert got.reward == 1.0, got.output
 
 
 async def test_grader_files_are_hidden_from_the_agent_and_win_over_what_it_put_there():
-    task = Task("hidden", "p", {"a": b""}, ("sh", "hidden/check.sh"), grader_files={"hidden/check.sh": b"exit 3"})
+    task = RepositoryTask("hidden", "p", CommandGrader(("sh", "hidden/check.sh")), {"a": b""}, grader_files={"hidden/check.sh": b"exit 3"})
     for script in ("test ! -e hidden", "mkdir hidden; echo exit 0 > hidden/check.sh", "ln -s / hidden", "echo > hidden"):
         assert (await grade(task, script)).exit_code == 3, script
 
@@ -142,29 +141,31 @@ async def test_a_directory_of_files_and_of_grader_files(tmp_path):
     (tmp_path / "files" / "sub" / "run.sh").chmod(0o755)
     (tmp_path / "grader").mkdir()
     (tmp_path / "grader" / "sub").symlink_to("nowhere")
-    task = Task("dirs", "p", tmp_path / "files", ("sub/run.sh",))
+    task = RepositoryTask("dirs", "p", CommandGrader(("sub/run.sh",)), tmp_path / "files")
     assert (await grade(task, "test -x sub/run.sh")).reward == 1.0
 
 
 async def test_setup_is_the_bases_not_the_agents():
-    task = Task("setup", "p", {"a": b"1"}, ("cat", "made"), setup=(("cp", "a", "made"),))
+    task = RepositoryTask("setup", "p", CommandGrader(("cat", "made")), {"a": b"1"}, setup=(("cp", "a", "made"),))
     assert await patch_of(task, "test -e made") == b""
     assert (await grade(task, "true")).reward == 1.0
 
 
 async def test_a_setup_that_fails_says_which():
-    task = Task("setup", "p", {}, ("true",), setup=(("sh", "-c", "echo why >&2; exit 7"),))
+    task = RepositoryTask("setup", "p", CommandGrader(("true",)), setup=(("sh", "-c", "echo why >&2; exit 7"),))
     with pytest.raises(TaskError, match="setup command 'sh' ended with 7: why"):
         await patch_of(task, "true")
 
 
 async def test_a_repository_of_the_tasks_own_is_kept(tmp_path):
-    task = Task("own", "p", {"a": b"1", "b": b"1"}, ("true",), setup=(("sh", "-c", "git init -q . && git config a.b kept"),))
+    task = RepositoryTask(
+        "own", "p", CommandGrader(("true",)), {"a": b"1", "b": b"1"}, setup=(("sh", "-c", "git init -q . && git config a.b kept"),)
+    )
     assert await patch_of(task, 'test "$(git config a.b)" = kept') == b""
 
 
 async def test_a_patch_that_does_not_apply_gets_zero():
-    got = await grade_patch(demo_task(), b"diff --git a/no b/no\n--- a/no\n+++ b/no\n@@ -1 +1 @@\n-a\n+b\n", LocalSandbox)
+    got = await grade_patch(demo_task(), b"diff --git a/no b/no\n--- a/no\n+++ b/no\n@@ -1 +1 @@\n-a\n+b\n", LocalBackend().make)
     assert (got.reward, got.exit_code) == (0.0, None)
     assert "does not apply" in got.detail
 
@@ -173,7 +174,7 @@ async def test_a_patch_that_does_not_apply_gets_zero():
 async def test_a_forged_patch_cannot_leave_the_workspace(path):
     link = "diff --git a/link b/link\nnew file mode 120000\n--- /dev/null\n+++ b/link\n@@ -0,0 +1 @@\n+/tmp\n\\ No newline at end of file\n"
     forged = f"{link}diff --git a/{path} b/{path}\nnew file mode 100644\n--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n"
-    got = await grade_patch(replace(demo_task(), evaluate=("true",)), forged.encode(), LocalSandbox)
+    got = await grade_patch(replace(demo_task(), grader=CommandGrader(("true",))), forged.encode(), LocalBackend().make)
     assert (got.reward, got.exit_code) == (0.0, None), got
 
 
@@ -184,14 +185,14 @@ async def test_a_patch_that_is_too_large_is_refused(monkeypatch):
 
 
 async def test_a_grading_command_that_hangs_gets_zero_even_when_it_then_exits_with_zero():
-    task = replace(demo_task(), evaluate=("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done"), eval_timeout=0.5)
+    task = replace(demo_task(), grader=CommandGrader(("sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.05; done"), timeout=0.5))
     got = await grade(task, FIX)
     assert (got.reward, got.exit_code) == (0.0, None)
     assert "did not end" in got.detail
 
 
 async def test_a_score_of_ones_own():
-    task = replace(demo_task(), evaluate=("sh", "-c", "exit 25"), score=lambda code: (code or 0) / 100)
+    task = replace(demo_task(), grader=CommandGrader(("sh", "-c", "exit 25"), score=lambda code: (code or 0) / 100))
     assert (await grade(task, "true")).reward == 0.25
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from turnloom.errors import TaskError
-from turnloom.rollout import Task, demo_task, load_task
-from turnloom.rollout.task import pass_or_fail
+from turnloom.rollout import CommandGrader, RepositoryTask, demo_task, load_task
+from turnloom.rollout.graders import pass_or_fail
 
 TOML = """
 prompt = "Fix it."
@@ -34,7 +34,7 @@ def test_a_directory_gives_its_task(tmp_path):
     assert task == load_task(place / "task.toml")
     assert (task.id, task.prompt, task.files, task.grader_files) == (tmp_path.name, "Fix it.", tmp_path / "files", tmp_path / "grader")
     assert task.setup == (("python3", "-c", "print(1)"),)
-    assert (task.evaluate, task.protected, task.eval_timeout) == (("python3", "check.py"), ("tests",), 12.0)
+    assert (task.grader, task.protected) == (CommandGrader(("python3", "check.py"), timeout=12.0), ("tests",))
 
 
 def test_json_says_the_same_and_a_prompt_may_be_a_file(tmp_path):
@@ -59,7 +59,7 @@ def test_json_says_the_same_and_a_prompt_may_be_a_file(tmp_path):
         ("prompt = 'x'\nfiles = 'no'\n[eval]\nargv = ['true']", "files: there is no directory 'no'"),
         ("prompt = 'x'\n[eval]\nargv = ['true']\nfiles = 'no'", "eval.files: there is no directory 'no'"),
         ("prompt = 'x'\nprotected = ['../x']\n[eval]\nargv = ['true']", "not a path inside"),
-        ("prompt = ''\n[eval]\nargv = ['true']", "needs an id, a prompt"),
+        ("prompt = ''\n[eval]\nargv = ['true']", "needs an id and a prompt"),
     ],
 )
 def test_a_wrong_task_names_the_field(tmp_path, text, message):
@@ -76,9 +76,9 @@ def test_a_missing_task_says_so(tmp_path):
 def test_paths_stay_in_the_workspace(path):
     for where in ({"protected": (path,)}, {"grader_files": {path: b""}}):
         with pytest.raises(TaskError, match="not a path inside"):
-            Task(**{"id": "t", "prompt": "p", "files": {}, "evaluate": ("true",), **where})
+            RepositoryTask("t", "p", CommandGrader(("true",)), **where)
     with pytest.raises(TaskError, match="not a path inside"):
-        Task("t", "p", {path: b""}, ("true",))
+        RepositoryTask("t", "p", CommandGrader(("true",)), {path: b""})
 
 
 def test_only_an_exit_code_of_zero_passes():

@@ -137,13 +137,13 @@ def training(skip: Sequence[str] | None) -> Training:
     return DEFAULT_TRAINING if skip is None else Training(frozenset(filter(None, skip)))
 
 
-def template_kwargs(words: Sequence[str] | None) -> dict[str, Any]:
-    """What `--template-arg` says. Raises ConfigError."""
+def template_kwargs(words: Sequence[str] | None, option: str = "--template-arg") -> dict[str, Any]:
+    """What `--template-arg`, or another `option` of that form, says. Raises ConfigError."""
     given: dict[str, Any] = {}
     for word in words or ():
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
-            raise ConfigError(f"--template-arg {word!r} is not NAME=VALUE")
+            raise ConfigError(f"{option} {word!r} is not NAME=VALUE")
         try:
             given[name] = json.loads(value)
         except ValueError:

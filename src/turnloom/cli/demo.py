@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,16 +9,22 @@ from typing import Annotated
 import typer
 
 from turnloom.cli.common import run_async, say
-from turnloom.cli.run import result_line, rollouts, store_in, write_samples
+from turnloom.cli.run_progress import result_line
 from turnloom.cli.show import print_session
+from turnloom.core.credit import weigh
+from turnloom.errors import ConfigError
 from turnloom.export.check import check_engine, check_file, read_samples
+from turnloom.export.registry import export
 from turnloom.export.report import format_engine_report, format_report
 from turnloom.gateway.api import Gateway
 from turnloom.harness.contract import Harness
 from turnloom.harness.registry import load_harness, require
-from turnloom.rollout.contract import RolloutResult, RolloutStatus
+from turnloom.rollout.attempt import RolloutSettings
+from turnloom.rollout.contract import Rollout, RolloutEvent, RolloutStatus
 from turnloom.rollout.demo_task import demo_task
+from turnloom.rollout.runner import run_rollouts
 from turnloom.store.contract import Limits
+from turnloom.store.lock import held
 from turnloom.types import Sampling
 
 ENGINE = "local:smollm2"
@@ -60,9 +65,26 @@ def demo(
 
 def _fresh_store(out: Path) -> Path:
     """The store of a new demo. Raises ConfigError where a run that is no demo left one, StoreError while another demo runs."""
-    store = store_in(out, FILES if os.path.exists(out / MARK) else ())
-    (out / MARK).touch()
-    return store
+    path = out / "turnloom.db"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with held(path):
+            for name in FILES if (out / MARK).exists() else ():
+                (out / name).unlink(missing_ok=True)
+            if path.exists():
+                raise ConfigError(f"{path} holds an earlier run; choose another --out, or remove it")
+        (out / MARK).touch()
+    except OSError as error:
+        raise ConfigError(f"cannot write in {out}: {error.strerror or error}; choose another --out") from error
+    return path
+
+
+def write_samples(results: Sequence[Rollout], out: Path) -> Path:
+    """The canonical samples as JSON lines and as Parquet; the JSON file's path."""
+    samples = weigh(s for r in results for s in r.samples)
+    export(samples, out / "samples.parquet", "parquet")
+    export(samples, out / "samples.jsonl", "canonical")
+    return out / "samples.jsonl"
 
 
 async def _demo(harness: Harness, n: int, out: Path, store: Path) -> bool:
@@ -73,7 +95,9 @@ async def _demo(harness: Harness, n: int, out: Path, store: Path) -> bool:
         limits=Limits(max_turns=MAX_TURNS),
     )
     async with gateway:
-        results = await rollouts(gateway, demo_task(), harness, n=n, concurrency=2, time_budget=TIME_BUDGET, output_tokens=OUTPUT_TOKENS)
+        context = (await gateway.engine.capabilities()).context_length
+        settings = RolloutSettings(context_tokens=context, output_tokens=OUTPUT_TOKENS, time_budget=TIME_BUDGET)
+        results = await run_rollouts(gateway, demo_task(), harness, settings, n=n, concurrency=2, on_event=_progress)
         path = write_samples(results, out)
         graded = [result for result in results if result.status is RolloutStatus.GRADED]
         _results(results)
@@ -89,7 +113,11 @@ async def _demo(harness: Harness, n: int, out: Path, store: Path) -> bool:
     return verdict
 
 
-def _results(results: Sequence[RolloutResult]) -> None:
+def _progress(event: RolloutEvent) -> None:
+    say(f"  {event.rollout_id}: {event.stage} {event.detail}".rstrip())
+
+
+def _results(results: Sequence[Rollout]) -> None:
     _head("rollouts")
     for result in results:
         say("  " + result_line(result))
@@ -101,7 +129,7 @@ def _results(results: Sequence[RolloutResult]) -> None:
         )
 
 
-async def _show(gateway: Gateway, results: Sequence[RolloutResult]) -> None:
+async def _show(gateway: Gateway, results: Sequence[Rollout]) -> None:
     """The longest session's tree."""
     longest = max(results, key=lambda r: r.turns)
     if not longest.session_id:

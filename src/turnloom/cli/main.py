@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from turnloom import __version__
-from turnloom.cli import check, demo, doctor, engine, export, forks, fsck, run, serve, show
+from turnloom.cli import check, demo, doctor, engine, export, forks, fsck, run, sandbox, serve, show
 from turnloom.core.dump import escaped
 from turnloom.errors import EngineUnavailable, TurnloomError
 from turnloom.gateway import logs
@@ -41,7 +41,7 @@ def options(
     logs.configure(level=logging.INFO if verbose else logging.WARNING)
 
 
-for verb in (demo, serve, engine, run, show, forks, export, check, fsck, doctor):
+for verb in (demo, serve, engine, run, sandbox, show, forks, export, check, fsck, doctor):
     verb.register(app)
 
 

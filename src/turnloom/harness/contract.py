@@ -50,6 +50,8 @@ class AgentOutcome(StrEnum):
     COMPLETED = "completed"
     TIMED_OUT = "timed_out"
     CRASHED = "crashed"
+    LIMIT_REACHED = "limit_reached"
+    """A limit of its session refused it a turn. Only who sees the session can say so."""
     NO_MODEL_CALL = "no_model_call"
     """It never called its model: a wrong setting, not a bad answer. Only who sees the calls can say so."""
 

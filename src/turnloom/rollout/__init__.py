@@ -5,23 +5,47 @@ sandbox, on one task, talking to one session of the gateway; what it changed is
 taken as a patch and graded in a second sandbox that the agent never saw.
 """
 
-from turnloom.rollout.contract import Gateway, RolloutEvent, RolloutResult, RolloutStatus, SessionHandle
+from turnloom.rollout.attempt import RolloutSettings
+from turnloom.rollout.contract import (
+    Cause,
+    Gateway,
+    Grade,
+    Grader,
+    MakeSandbox,
+    Rollout,
+    RolloutEvent,
+    RolloutStatus,
+    SessionHandle,
+    Task,
+    Work,
+)
 from turnloom.rollout.demo_task import demo_task
-from turnloom.rollout.grade import Grade, grade_patch
-from turnloom.rollout.runner import RolloutSettings, run_rollouts
-from turnloom.rollout.task import Task, load_task
+from turnloom.rollout.grade import grade_patch
+from turnloom.rollout.graders import CommandGrader
+from turnloom.rollout.runner import Job, jobs, rollout, run_jobs, run_rollouts
+from turnloom.rollout.task import RepositoryTask, load_task
 
 __all__ = [
+    "Cause",
+    "CommandGrader",
     "Gateway",
     "Grade",
+    "Grader",
+    "Job",
+    "MakeSandbox",
+    "RepositoryTask",
+    "Rollout",
     "RolloutEvent",
-    "RolloutResult",
     "RolloutSettings",
     "RolloutStatus",
     "SessionHandle",
     "Task",
+    "Work",
     "demo_task",
     "grade_patch",
+    "jobs",
     "load_task",
+    "rollout",
+    "run_jobs",
     "run_rollouts",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from turnloom.rollout.task import Task
+from turnloom.rollout.graders import CommandGrader
+from turnloom.rollout.task import RepositoryTask
 
 _STATS = '''"""Small statistics."""
 
@@ -57,14 +58,13 @@ Run the tests with: python3 tests/run.py
 """
 
 
-def demo_task(python: str = sys.executable) -> Task:
+def demo_task(python: str = sys.executable) -> RepositoryTask:
     """The task; `python` is the interpreter that grades it."""
     files = {"stats.py": _STATS, "tests/test_stats.py": _TEST, "tests/run.py": _RUN, ".gitignore": "__pycache__/\n"}
-    return Task(
+    return RepositoryTask(
         id="demo-stats",
         prompt=_PROMPT,
         files={path: text.encode() for path, text in files.items()},
-        evaluate=(python, "-I", "-B", "tests/run.py"),
+        grader=CommandGrader((python, "-I", "-B", "tests/run.py"), timeout=60.0),
         protected=("tests",),
-        eval_timeout=60.0,
     )

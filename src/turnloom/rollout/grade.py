@@ -2,53 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from turnloom.errors import SandboxError
+from turnloom.rollout.contract import Grade, Grader, MakeSandbox, Work
 from turnloom.rollout.patch import PatchRefused, apply_patch
-from turnloom.rollout.task import Files, Task
-from turnloom.rollout.workspace import copy_in, discard, prepare
-from turnloom.sandbox.contract import ExecResult, Sandbox, SandboxUnavailable
+from turnloom.rollout.workspace import Files, copy_in, discard
+from turnloom.sandbox.contract import Needs, Sandbox, SandboxUnavailable
 
 
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """`exit_code` is the grading command's, None when it did not run to its end. `output` is what it printed."""
+class Graded(Protocol):
+    """What of a task the grading needs."""
 
-    reward: float
-    exit_code: int | None
-    detail: str
-    output: str = field(default="", repr=False)
+    @property
+    def id(self) -> str: ...
+    @property
+    def needs(self) -> Needs: ...
+    @property
+    def grader(self) -> Grader: ...
+    @property
+    def protected(self) -> tuple[str, ...]: ...
+    @property
+    def grader_files(self) -> Files: ...
+    @property
+    def metadata(self) -> Mapping[str, object]: ...
+    async def prepare(self, sandbox: Sandbox) -> None: ...
 
 
-async def grade_patch(task: Task, patch: bytes, make_sandbox: Callable[[], Sandbox]) -> Grade:
-    """Prepare the task anew, apply the patch except below protected paths, add the grader's files, run the grading command.
+async def grade_patch(task: Graded, patch: bytes, make: MakeSandbox) -> Grade:
+    """Prepare the task anew, apply the patch except below protected paths, add the grader's files, ask the grader.
 
-    A patch that does not apply, or with which the grading command does not start
-    or does not end in time, scores as not passed. Raises TaskError or
-    SandboxError when the grading itself is impossible.
+    A patch that does not apply, or with which the grader cannot begin what it can
+    begin without, scores 0. Raises TaskError or SandboxError when the grading itself
+    is impossible.
     """
     try:
-        result = await _evaluate(task, patch, make_sandbox)
+        return await _grade(task, patch, make)
     except PatchRefused as error:
-        return refused(task, error)
-    output = "\n".join(text for text in (result.out, result.err) if text)
-    if result.timed_out:
-        return Grade(task.score(None), None, f"the grading command did not end within {task.eval_timeout:g} s", output)
-    return Grade(task.score(result.exit_code), result.exit_code, f"the grading command ended with {result.exit_code}", output)
+        return refused(error)
 
 
-async def _evaluate(task: Task, patch: bytes, make_sandbox: Callable[[], Sandbox]) -> ExecResult:
-    sandbox = make_sandbox()
+async def _grade(task: Graded, patch: bytes, make: MakeSandbox) -> Grade:
+    sandbox = make(task.needs)
     try:
         await sandbox.start()
-        await prepare(sandbox, task)
+        await task.prepare(sandbox)
         try:
             await apply_patch(sandbox, patch, (*task.protected, *_paths(task.grader_files)))
             await copy_in(sandbox, task.grader_files)
-            return await sandbox.exec(task.evaluate, timeout=task.eval_timeout)
+            return await task.grader.grade(Work(task.id, patch, sandbox, task.metadata))
         except SandboxUnavailable:
             raise
         except SandboxError as error:
@@ -58,13 +62,13 @@ async def _evaluate(task: Task, patch: bytes, make_sandbox: Callable[[], Sandbox
     if not patch:
         raise failure
     # The patch is to blame when all goes well without it.
-    await _evaluate(task, b"", make_sandbox)
+    await _grade(task, b"", make)
     raise PatchRefused(f"with the patch the grading cannot begin: {failure}")
 
 
-def refused(task: Task, error: PatchRefused) -> Grade:
+def refused(error: PatchRefused) -> Grade:
     """The grade of changes that could not be graded."""
-    return Grade(task.score(None), None, str(error))
+    return Grade(0.0, None, str(error))
 
 
 def _paths(files: Files) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,46 +28,54 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnloom.errors import TaskError
-
-Files = Path | Mapping[str, bytes]
-"""A directory of this host, or contents by relative path."""
-
-
-def pass_or_fail(exit_code: int | None) -> float:
-    """1.0 when the grading command ended with 0, else 0.0. None: it did not run to its end."""
-    return 1.0 if exit_code == 0 else 0.0
+from turnloom.rollout.contract import Grade, Grader, MakeSandbox
+from turnloom.rollout.grade import grade_patch
+from turnloom.rollout.graders import CommandGrader
+from turnloom.rollout.repository import ending
+from turnloom.rollout.workspace import Files, copy_in, start_repository
+from turnloom.sandbox.contract import ANYWHERE, Needs, Sandbox
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """A workspace, a prompt and a way to grade.
+class RepositoryTask:
+    """A `Task`: a repository, a prompt and a grader.
 
-    `setup` commands run in the workspace before the agent, and again before the
-    grading. `evaluate` runs in a clean copy with the agent's patch; what it
-    exits with goes to `score`. Changes of the agent below a `protected` path, or
-    to a path of `grader_files`, are left out of that copy. The agent's code runs
-    inside the grading command, so a command that only looks at its own exit code
-    can be fooled by code that ends the process early.
+    `files` are laid over what the place `needs` asks for has in its workdir. The
+    `setup` commands run there before the agent, and again before the grading.
+    `grader` judges a clean copy with the agent's patch. Changes of the agent below
+    a `protected` path, or to a path of `grader_files`, are left out of that copy.
     """
 
     id: str
     prompt: str
-    files: Files
-    evaluate: tuple[str, ...]
+    grader: Grader
+    files: Files = field(default_factory=dict)
+    needs: Needs = ANYWHERE
     setup: tuple[tuple[str, ...], ...] = ()
     protected: tuple[str, ...] = ()
     grader_files: Files = field(default_factory=dict)
     setup_timeout: float = 600.0
-    eval_timeout: float = 300.0
-    score: Callable[[int | None], float] = pass_or_fail
+    metadata: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.id or not self.prompt or not self.evaluate:
-            raise TaskError("a task needs an id, a prompt and a command to grade it")
+        if not self.id or not self.prompt:
+            raise TaskError("a task needs an id and a prompt")
         for path in (*self.protected, *_names(self.files), *_names(self.grader_files)):
             pure = PurePosixPath(path)
             if pure.is_absolute() or ".." in pure.parts or not pure.parts:
                 raise TaskError(f"task {self.id}: {path!r} is not a path inside the workspace")
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        """Copy the files in, run the setup, start a repository. Raises TaskError when a setup command fails."""
+        await copy_in(sandbox, self.files)
+        for argv in self.setup:
+            result = await sandbox.exec(argv, timeout=self.setup_timeout)
+            if result.timed_out or result.exit_code != 0:
+                raise TaskError(f"task {self.id}: setup command {argv[0]!r} {ending(result)}")
+        await start_repository(sandbox)
+
+    async def grade(self, patch: bytes, make: MakeSandbox) -> Grade:
+        return await grade_patch(self, patch, make)
 
 
 def _names(files: Files) -> tuple[str, ...]:
@@ -93,7 +101,7 @@ class _TaskFile(BaseModel):
     eval: _Eval
 
 
-def load_task(path: Path) -> Task:
+def load_task(path: Path) -> RepositoryTask:
     """The task in a directory (or of its `task.toml` or `task.json`). Raises TaskError that names the file and the field."""
     place = _task_file(path)
     try:
@@ -108,16 +116,15 @@ def load_task(path: Path) -> Task:
         prompt = found.prompt if found.prompt is not None else (home / str(found.prompt_file)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"{place}: prompt_file: {error}") from error
-    return Task(
+    return RepositoryTask(
         id=found.id or home.resolve().name,
         prompt=prompt,
         files=_directory(place, "files", found.files),
-        evaluate=tuple(found.eval.argv),
+        grader=CommandGrader(tuple(found.eval.argv), timeout=found.eval.timeout),
         setup=tuple(tuple(words) for words in found.setup),
         protected=tuple(found.protected),
         grader_files=_directory(place, "eval.files", found.eval.files) if found.eval.files else {},
         setup_timeout=found.setup_timeout,
-        eval_timeout=found.eval.timeout,
     )
 
 

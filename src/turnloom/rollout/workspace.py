@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from turnloom.counters import swallowed
-from turnloom.errors import TaskError
-from turnloom.rollout.repository import CLEAN, ending, git
-from turnloom.rollout.task import Files, Task
+from turnloom.rollout.repository import CLEAN, git
 from turnloom.sandbox.contract import Sandbox
 
 log = logging.getLogger("turnloom.rollout")
+
+Files = Path | Mapping[str, bytes]
+"""A directory of this host, or contents by relative path."""
 
 _IDENTITY = {
     f"GIT_{who}_{what}": value
@@ -20,19 +22,10 @@ _IDENTITY = {
 }
 
 
-async def prepare(sandbox: Sandbox, task: Task) -> None:
-    """Copy the files in, run the setup, start a repository. Raises TaskError when a setup command fails."""
-    await copy_in(sandbox, task.files)
-    for argv in task.setup:
-        result = await sandbox.exec(argv, timeout=task.setup_timeout)
-        if result.timed_out or result.exit_code != 0:
-            raise TaskError(f"task {task.id}: setup command {argv[0]!r} {ending(result)}")
-    if (await sandbox.exec(["test", "-e", ".git"])).exit_code != 0:
-        await _start_repository(sandbox)
-
-
-async def _start_repository(sandbox: Sandbox) -> None:
-    """A repository for the agent's own use, the same in every sandbox, in which it can commit."""
+async def start_repository(sandbox: Sandbox) -> None:
+    """A repository for the agent's own use, the same in every sandbox, in which it can commit; one that is there stays."""
+    if (await sandbox.exec(["test", "-e", ".git"])).exit_code == 0:
+        return
     name, email = _IDENTITY["GIT_AUTHOR_NAME"], _IDENTITY["GIT_AUTHOR_EMAIL"]
     for words in (
         ("init", "-q", "-b", "main"),

@@ -7,7 +7,17 @@ nothing. How strongly a sandbox keeps its processes in is the backend's to say;
 `local` does not.
 """
 
-from turnloom.sandbox.contract import ExecResult, Sandbox, SandboxUnavailable
-from turnloom.sandbox.local import LocalSandbox
+from turnloom.sandbox.contract import Backend, ExecResult, Needs, Sandbox, SandboxUnavailable
+from turnloom.sandbox.local import LocalBackend, LocalSandbox
+from turnloom.sandbox.registry import load_sandbox
 
-__all__ = ["ExecResult", "LocalSandbox", "Sandbox", "SandboxUnavailable"]
+__all__ = [
+    "Backend",
+    "ExecResult",
+    "LocalBackend",
+    "LocalSandbox",
+    "Needs",
+    "Sandbox",
+    "SandboxUnavailable",
+    "load_sandbox",
+]

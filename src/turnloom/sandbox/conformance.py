@@ -135,9 +135,13 @@ else:
 
 
 async def _is_gone(sandbox: Sandbox, pid: int) -> None:
-    """A killed process may stay as a zombie for a moment: that is gone too."""
-    state = await _shell(sandbox, f"ps -o stat= -p {pid} 2>/dev/null || sed 's/.*) //' /proc/{pid}/stat 2>/dev/null || true")
-    assert state.out.strip()[:1] in ("", "Z", "X"), f"process {pid} still runs: {state.out!r}"
+    """A killed process may stay as a zombie, without its arguments, for a moment: that is gone too.
+
+    Where each command has process ids of its own, this one is another program by now.
+    """
+    script = f"ps -o args= -p {pid} 2>/dev/null || tr '\\0' ' ' 2>/dev/null </proc/{pid}/cmdline || true"
+    state = await _shell(sandbox, script)
+    assert "stubborn.py" not in state.out, f"process {pid} still runs: {state.out!r}"
 
 
 async def nothing_outlives_a_timeout(sandbox: Sandbox) -> None:

@@ -35,7 +35,8 @@ class ExecResult:
     `exit_code` is negative when a signal ended it (-9 for SIGKILL). `stdout` and
     `stderr` hold at most `output_limit` bytes from the two ends with a line
     between that says how many bytes are missing; `*_dropped` is that count.
-    `duration` is in seconds.
+    `duration` is in seconds. `limit` names the limit of the sandbox that ended the
+    command (`disk`), and is empty when none did.
     """
 
     exit_code: int
@@ -45,6 +46,7 @@ class ExecResult:
     stdout_dropped: int
     stderr_dropped: int
     duration: float
+    limit: str = ""
 
     @property
     def truncated(self) -> bool:
@@ -59,6 +61,22 @@ class ExecResult:
     def err(self) -> str:
         """`stderr` as UTF-8 text; bytes that are not UTF-8 become U+FFFD."""
         return self.stderr.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a task asks of the place it runs in. The empty one is a bare place with an empty workdir.
+
+    `image` names it in the backend's own terms: a container image, a template, the
+    folder of a root file system. `workdir` is an absolute path inside, which then
+    is `Sandbox.workdir` with whatever the image has there.
+    """
+
+    image: str = ""
+    workdir: str = ""
+
+
+ANYWHERE = Needs()
 
 
 class Sandbox(Protocol):
@@ -81,7 +99,13 @@ class Sandbox(Protocol):
 
     @property
     def host_files(self) -> bool:
-        """True when a path of this host names the same file inside."""
+        """True when a path of this host names the same file inside, if only to read and run."""
+
+    def reach(self, url: str) -> str:
+        """The address at which programs inside reach the gateway that is at `url` out here. Call it before `exec`.
+
+        It is all of the network that a backend which isolates lets them reach.
+        """
 
     async def start(self) -> None:
         """Make the place. Raises SandboxError when it cannot."""
@@ -127,3 +151,19 @@ class Sandbox(Protocol):
 
         Raises SandboxError when something is left behind.
         """
+
+
+class Backend(Protocol):
+    """A kind of sandbox with its settings, of which any number can be made."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def require(self) -> None:
+        """Quick, and changes nothing. Raises SandboxError that says what this machine or account lacks."""
+
+    def make(self, needs: Needs) -> Sandbox:
+        """One that is not started yet. Raises SandboxError for needs that this kind can never meet."""
+
+    async def prune(self) -> Sequence[str]:
+        """Remove what killed processes left behind, wherever this kind keeps it, and nothing that a running one uses; its names."""

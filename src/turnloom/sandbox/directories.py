@@ -15,6 +15,7 @@ import re
 import stat
 import tempfile
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ _NAME = re.compile(re.escape(_PREFIX) + "([0-9a-f]{32})")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A sandbox's directory with its `work`, `home` and `tmp`; `lock` is the descriptor that holds it."""
+    """A sandbox's directory; `lock` is the descriptor that holds it."""
 
     path: Path
     lock: int
@@ -35,8 +36,8 @@ class Place:
         os.close(self.lock)
 
 
-def make(parent: Path | None, sandbox: str) -> Place:
-    """A directory for the sandbox with this id (32 hexadecimal digits). Raises OSError."""
+def make(parent: Path | None, sandbox: str, parts: Sequence[str] = ("work", "home", "tmp")) -> Place:
+    """A directory for the sandbox with this id (32 hexadecimal digits), with these directories in it. Raises OSError."""
     # Resolved, because paths are compared after following symlinks (/tmp is one on some systems).
     directory = Path(parent or tempfile.gettempdir()).resolve()
     draft, path = directory / f".{_PREFIX}{sandbox}", directory / f"{_PREFIX}{sandbox}"
@@ -47,8 +48,8 @@ def make(parent: Path | None, sandbox: str) -> Place:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:  # A file system without locks: nobody else gets one either, so nothing is swept there.
             log.debug("cannot lock %s: %s", draft, error)
-        for name in ("work", "home", "tmp"):
-            (draft / name).mkdir()
+        for name in parts:
+            (draft / name).mkdir(parents=True)
         # Only now under the name that a sweep looks for.
         draft.rename(path)
     except BaseException:

@@ -13,34 +13,25 @@ removed when the next one starts its first sandbox in the same place.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import shutil
 import stat
-import tempfile
 import time
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
-from turnloom.counters import swallowed
 from turnloom.errors import SandboxError
 from turnloom.sandbox import directories
-from turnloom.sandbox.contract import FILE_LIMIT, OUTPUT_LIMIT, ExecResult, SandboxUnavailable
+from turnloom.sandbox.contract import FILE_LIMIT, OUTPUT_LIMIT, ExecResult, Needs, SandboxUnavailable
 from turnloom.sandbox.output import Drain
 from turnloom.sandbox.processes import TAG, kill_all, terminate
+from turnloom.sandbox.spawn import DRAIN_TIME, failure, quietly, refuse_odd_words, spawn, to_the_end
+from turnloom.sandbox.sweep import remove, sweep, sweep_once
 
 log = logging.getLogger("turnloom.sandbox")
-
-_DRAIN_TIME = 2.0
-"""Seconds to wait for an output pipe to close after all processes are gone; only one that got away holds it longer."""
-
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT})
-"""What this machine has run out of, whoever asks."""
-
-_swept: set[Path | None] = set()
 
 
 class LocalSandbox:
@@ -67,16 +58,17 @@ class LocalSandbox:
     def home(self) -> str:
         return str(self._base() / "home")
 
+    def reach(self, url: str) -> str:
+        return url
+
     async def start(self) -> None:
         if self._place is not None:
             raise SandboxError("the sandbox is already started")
-        if self._parent not in _swept:
-            _swept.add(self._parent)
-            await sweep(self._parent)
+        await sweep_once(self._parent)
         try:
             self._place = await asyncio.to_thread(directories.make, self._parent, self._id)
         except OSError as error:
-            raise _failure("make a sandbox directory", error) from error
+            raise failure("make a sandbox directory", error) from error
 
     async def exec(
         self,
@@ -92,7 +84,9 @@ class LocalSandbox:
         self._execs += 1
         tag = f"{self._id}.{self._execs}"
         started = time.monotonic()
-        process, out, err = await self._spawn(argv, directory, self._environment(tag, env), stdin, output_limit)
+        environment = self._environment(tag, env)
+        refuse_odd_words(argv, environment)
+        process, out, err = await spawn(argv, cwd=directory, env=environment, stdin=stdin, output_limit=output_limit)
         timed_out = False
         try:
             try:
@@ -100,9 +94,9 @@ class LocalSandbox:
             except TimeoutError:
                 timed_out = True
                 await terminate(tag, process.pid)
-                await _quietly(process.wait(), self._grace)
+                await quietly(process.wait(), self._grace)
         finally:
-            await _to_the_end(self._clean_up(tag, process, (out, err)))
+            await to_the_end(self._clean_up(tag, process, (out, err)))
         return ExecResult(
             exit_code=process.returncode if process.returncode is not None else -9,
             stdout=out.buffer.value(),
@@ -113,42 +107,11 @@ class LocalSandbox:
             duration=time.monotonic() - started,
         )
 
-    async def _spawn(
-        self, argv: Sequence[str], directory: Path, env: dict[str, str], stdin: bytes | None, output_limit: int
-    ) -> tuple[asyncio.subprocess.Process, Drain, Drain]:
-        if not argv:
-            raise SandboxError("the command is empty")
-        if any("\0" in word for word in (*argv, *env, *env.values())):
-            raise SandboxError("the command or its environment holds a NUL byte")  # uvloop would cut it short there.
-        # Pipes of our own: asyncio's would make wait() last until every process that inherited them has ended.
-        out, out_end = _open_pipe(output_limit)
-        try:
-            err, err_end = _open_pipe(output_limit)
-        except BaseException:
-            out.close()
-            os.close(out_end)
-            raise
-        try:
-            with _input_file(stdin) as source:
-                process = await asyncio.create_subprocess_exec(
-                    *argv, cwd=directory, env=env, stdin=source, stdout=out_end, stderr=err_end, start_new_session=True
-                )
-        except BaseException as error:
-            out.close()
-            err.close()
-            if isinstance(error, OSError | ValueError):
-                raise _failure(f"start {argv[0]!r}", error) from error
-            raise
-        finally:
-            os.close(out_end)
-            os.close(err_end)
-        return process, out, err
-
     async def _clean_up(self, tag: str, process: asyncio.subprocess.Process, drains: tuple[Drain, Drain]) -> None:
         await kill_all(tag, process.pid)
-        await _quietly(process.wait(), _DRAIN_TIME)
+        await quietly(process.wait(), DRAIN_TIME)
         for drain in drains:
-            await _quietly(drain.closed.wait(), _DRAIN_TIME)
+            await quietly(drain.closed.wait(), DRAIN_TIME)
             drain.close()
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -156,14 +119,14 @@ class LocalSandbox:
         try:
             await asyncio.to_thread(_write_whole, target, data)
         except OSError as error:
-            raise _failure(f"write {path!r}", error) from error
+            raise failure(f"write {path!r}", error) from error
 
     async def read_file(self, path: str, *, limit: int = FILE_LIMIT) -> bytes:
         target = self._inside(path)
         try:
             return await asyncio.to_thread(_read_regular, target, limit)
         except OSError as error:
-            raise _failure(f"read {path!r}", error) from error
+            raise failure(f"read {path!r}", error) from error
 
     async def upload(self, source: Path, path: str) -> None:
         await self._copy(source, self._inside(path), path)
@@ -175,12 +138,12 @@ class LocalSandbox:
         try:
             await asyncio.to_thread(_copy_tree, source, target)
         except (OSError, RecursionError) as error:
-            raise _failure(f"copy {path!r}", error) from error
+            raise failure(f"copy {path!r}", error) from error
 
     async def stop(self) -> None:
         place, self._place = self._place, None
         if place is not None:
-            await _to_the_end(_remove(self._id, place))
+            await to_the_end(remove(self._id, place))
 
     def _base(self) -> Path:
         if self._place is None:
@@ -209,77 +172,24 @@ class LocalSandbox:
         return target
 
 
-async def sweep(parent: Path | None = None) -> None:
-    """End the processes and remove the directories of sandboxes below `parent` (the temporary directory) whose Turnloom is gone."""
-    try:
-        left = await asyncio.to_thread(directories.stale, parent)
-    except OSError as error:
-        swallowed(log, "sandbox.stale", "cannot look for old sandboxes: %s", error)
-        return
-    for sandbox, place in left:
-        log.warning("removing the sandbox %s, whose process is gone", place.path)
-        try:
-            await _remove(sandbox, place)
-        except SandboxError as error:
-            swallowed(log, "sandbox.stale", "%s", error)
+@dataclass(frozen=True, slots=True)
+class LocalBackend:
+    """Sandboxes of this machine without isolation. `parent` is where their directories are made, the temporary directory unless given."""
 
+    parent: Path | None = None
+    grace: float = 2.0
+    name: str = "local"
 
-async def _remove(sandbox: str, place: directories.Place) -> None:
-    try:
-        await kill_all(f"{sandbox}.")
-        await asyncio.to_thread(directories.remove, place.path)
-    except OSError as error:
-        raise SandboxError(f"cannot remove the sandbox {place.path}: {error}") from error
-    finally:
-        place.give_back()
+    async def require(self) -> None:
+        """It needs nothing."""
 
+    def make(self, needs: Needs) -> LocalSandbox:
+        if needs.image or needs.workdir:
+            raise SandboxError(f"a local sandbox has no image {needs.image or needs.workdir!r}: use --sandbox docker or bubblewrap")
+        return LocalSandbox(parent=self.parent, grace=self.grace)
 
-def _failure(what: str, error: Exception) -> SandboxError:
-    kind = SandboxUnavailable if isinstance(error, OSError) and error.errno in _EXHAUSTED else SandboxError
-    return kind(f"cannot {what}: {error}")
-
-
-def _open_pipe(limit: int) -> tuple[Drain, int]:
-    """A pipe being drained, and the end to write to."""
-    try:
-        read_end, write_end = os.pipe()
-    except OSError as error:
-        raise _failure("open a pipe", error) from error
-    return Drain(read_end, limit), write_end
-
-
-def _input_file(data: bytes | None) -> IO[bytes]:
-    """Standard input as a file: no writer to run beside the command, nothing to deadlock on."""
-    if data is None:
-        return open(os.devnull, "rb")
-    source = tempfile.TemporaryFile()  # noqa: SIM115 - the caller's `with` closes it
-    source.write(data)
-    source.seek(0)
-    return source
-
-
-async def _quietly(waiting: Coroutine[Any, Any, object], seconds: float) -> None:
-    """Wait, but no longer than this."""
-    try:
-        await asyncio.wait_for(waiting, seconds)
-    except TimeoutError:
-        log.debug("gave up waiting after %s s", seconds)
-
-
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Run clean-up to its end even when the caller is cancelled meanwhile; the cancellation is then passed on."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    task.result()
+    async def prune(self) -> Sequence[str]:
+        return await sweep(self.parent)
 
 
 def _read_regular(path: Path, limit: int) -> bytes:
